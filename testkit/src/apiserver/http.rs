@@ -32,16 +32,6 @@ impl Request {
         matches!(self.parameter("watch"), Some("1" | "true"))
     }
 
-    /// Whether it requests all objects: a list, or a watch that begins with them.
-    pub fn asks_for_all(&self) -> bool {
-        !self.is_watch() || self.asks_for_stream()
-    }
-
-    /// Whether it requests a watch that begins with all objects.
-    pub(super) fn asks_for_stream(&self) -> bool {
-        self.is_watch() && self.parameter("sendInitialEvents") == Some("true")
-    }
-
     /// Reads the next request on a connection; `None` if the client has closed it.
     pub(super) fn read(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
         let mut line = String::new();

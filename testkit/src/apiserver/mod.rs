@@ -35,8 +35,8 @@ use serde_json::{Value, json};
 
 pub use self::http::Request;
 use self::resource::{
-    Encoding, KINDS, Kind, Object, Resource, Revision, Selector, Sent, bookmark, forbidden, no_streams, status,
-    too_large, with_version,
+    Encoding, KINDS, Kind, Object, Resource, Revision, Selector, Sent, bookmark, forbidden, status, too_large,
+    with_version,
 };
 
 /// Answers recorded from a kube-apiserver v1.23, with the selector
@@ -142,7 +142,6 @@ struct Store {
     forbidden: Vec<&'static str>,
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
-    streams: Streams,
     /// The only encoding that the server supports; `None` for both.
     only: Option<Encoding>,
     latency: Duration,
@@ -174,24 +173,12 @@ pub enum ServiceCidrs {
     V1,
 }
 
-/// How a server treats watches that begin with all objects (`sendInitialEvents`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Streams {
-    /// Served, as by default since Kubernetes 1.34.
-    #[default]
-    Served,
-    /// Refused with 422, as without the feature gate `WatchList`.
-    Refused,
-    /// The parameter is ignored, so it is an ordinary watch.
-    Ignored,
-}
-
 /// The requests to which a fault applies: lists or watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Lists, and watches that begin with all objects unless the server refuses them.
+    /// Lists.
     List,
-    /// Watches of changes.
+    /// Watches.
     Watch,
 }
 
@@ -410,11 +397,6 @@ impl ApiServer {
         lock(&self.state).service_cidrs = service_cidrs;
     }
 
-    /// Sets how watches that begin with all objects are treated.
-    pub fn serve_streams(&self, streams: Streams) {
-        lock(&self.state).streams = streams;
-    }
-
     /// Always answers in JSON.
     pub fn serve_only_json(&self) {
         lock(&self.state).only = Some(Encoding::Json);
@@ -520,10 +502,7 @@ impl Store {
             let verb = if request.is_watch() { "watch" } else { "list" };
             return Err((403, forbidden(kind.plural, verb)));
         }
-        if request.asks_for_stream() && self.streams == Streams::Refused {
-            return Err((422, no_streams()));
-        }
-        Ok((kind, self.fault(kind, !request.asks_for_all())))
+        Ok((kind, self.fault(kind, request.is_watch())))
     }
 
     fn fault(&mut self, kind: Kind, watch: bool) -> Option<Fault> {
@@ -534,7 +513,7 @@ impl Store {
     /// The failure of a request for a version that does not exist yet.
     fn too_large(&self, request: &Request) -> Option<Value> {
         let wanted = request.parameter("resourceVersion")?.parse().ok().filter(|wanted| *wanted > self.version)?;
-        (request.asks_for_all()).then(|| too_large(wanted, self.version))
+        Some(too_large(wanted, self.version))
     }
 
     /// A list or a page of one. Version 0 means "any version"; a limit is then ignored.
@@ -575,33 +554,18 @@ impl Store {
         Some(json!({"kind": "ServiceList", "apiVersion": "v1", "metadata": {}, "items": items}))
     }
 
-    /// An answer without objects, as of version 1.
-    fn nothing(&self, kind: Kind, request: &Request, encoding: Encoding) -> Vec<u8> {
-        if request.asks_for_stream() && self.streams == Streams::Served {
-            encoding.initial_events(kind, [].iter(), 1)
-        } else {
-            encoding.list(kind, &json!({"resourceVersion": "1"}), &[])
-        }
-    }
-
     /// A watch, with the events since the requested version.
     fn watch(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> (Receiver<ToWatch>, Vec<u8>) {
         let (to, from) = channel();
         let selector = selector(request);
         let version: u64 = request.parameter("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
-        let brings_all = request.asks_for_stream() && self.streams == Streams::Served;
-        let is_compacted = version != 0 && version < self.compacted && !brings_all;
-        let too_large = self.too_large(request).filter(|_| brings_all);
-        if let Some(failure) = is_compacted.then(|| status(410)).or(too_large) {
+        if version != 0 && version < self.compacted {
             drop(to.send(ToWatch::End));
-            return (from, encoding.event(kind, &json!({"type": "ERROR", "object": failure})));
+            return (from, encoding.event(kind, &json!({"type": "ERROR", "object": status(410)})));
         }
         let mut missed = Vec::new();
         let resource = self.resources.entry(kind.plural).or_default();
-        if brings_all {
-            let chosen = resource.objects.values().filter(|object| selector.matches(&object.value));
-            missed = encoding.initial_events(kind, chosen, self.version);
-        } else if version == 0 {
+        if version == 0 {
             let all = resource.objects.values().map(|object| Revision {
                 version: 0,
                 before: None,
@@ -692,7 +656,7 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> 
             return http::answer(stream, 200, &[type_of(Encoding::Json)], text.as_bytes(), None, None);
         }
         Some(Fault::Empty) => {
-            let bytes = lock(shared).nothing(kind, request, encoding);
+            let bytes = encoding.list(kind, &json!({"resourceVersion": "1"}), &[]);
             return http::answer(stream, 200, &[type_of(encoding)], &bytes, None, None);
         }
         Some(Fault::Silence) => {

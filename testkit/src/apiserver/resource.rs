@@ -54,32 +54,6 @@ impl Encoding {
             Encoding::Protobuf => protobuf::list(kind, metadata, items.iter().map(|item| &*item.protobuf)),
         }
     }
-
-    /// The events of a watch that begins with these objects, and the bookmark after them.
-    pub(super) fn initial_events<'a>(
-        self,
-        kind: Kind,
-        objects: impl Iterator<Item = &'a Object>,
-        version: u64,
-    ) -> Vec<u8> {
-        let Kind { name, api_version, .. } = kind;
-        let mut bytes = Vec::new();
-        for Object { sent, .. } in objects {
-            match self {
-                Encoding::Json => {
-                    let fields = sent.json.trim_start_matches('{');
-                    let start =
-                        [r#"{"type":"ADDED","object":{"kind":""#, name, r#"","apiVersion":""#, api_version, r#"","#];
-                    start.into_iter().chain([fields, "}\n"]).for_each(|part| bytes.extend(part.as_bytes()));
-                }
-                Encoding::Protobuf => bytes.extend(protobuf::event("ADDED", kind, &sent.protobuf)),
-            }
-        }
-        let mut end = bookmark(kind, version);
-        end["object"]["metadata"]["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-        bytes.extend(self.event(kind, &end));
-        bytes
-    }
 }
 
 /// A kind that the server supports.
@@ -287,18 +261,6 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
          \"{plural}\" in API group \"{group}\" at the cluster scope"
     );
     failure(403, "Forbidden", &message, Some(json!({"group": group, "kind": plural})))
-}
-
-/// The answer of a server without the feature gate `WatchList` to a watch that should begin with all objects.
-pub(super) fn no_streams() -> Value {
-    let (field, detail) = (
-        "sendInitialEvents",
-        "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
-    );
-    let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {field}: {detail}");
-    let causes = json!([{"reason": "FieldValueForbidden", "message": detail, "field": field}]);
-    let details = json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": causes});
-    failure(422, "Invalid", &message, Some(details))
 }
 
 /// The answer to a request for a version that the server does not have yet.

@@ -174,40 +174,27 @@ fn watch(server: &ApiServer, query: &str, until: &str) -> Vec<Value> {
     text.lines().filter(|line| line.starts_with('{')).map(parse).collect()
 }
 
-/// Names, forms and messages are those of kube-apiserver (`cacher.go`, `validation.go`, `storage/errors.go`).
+/// Form and message are those of kube-apiserver (`storage/errors.go`).
 #[test]
-fn watches_begin_with_all_objects_or_are_refused() {
+fn a_list_of_a_later_version_is_refused() {
+    let server = ApiServer::start();
+    let later = server.version() + 7;
+    let (status, body) = get(&server, &format!("/api/v1/services?resourceVersion={later}"));
+    assert_eq!((status, body), (504, too_large(later, server.version())));
+}
+
+#[test]
+fn a_watch_without_a_version_begins_with_all_objects() {
     let server = ApiServer::start();
     server.put_list(recorded::SERVICES);
-    let ask = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     let (_, list) = get(&server, "/api/v1/services");
     let list = list["items"].as_array().unwrap().clone();
-    let events = watch(&server, ask, "initial-events-end");
-    let (end, added) = events.split_last().unwrap();
-    assert_eq!(added.len(), list.len());
-    for (event, item) in added.iter().zip(&list) {
+    let last = list.last().unwrap()["metadata"]["name"].as_str().unwrap();
+    let events = watch(&server, "", &format!("\"name\":\"{last}\""));
+    assert_eq!(events.len(), list.len());
+    for (event, item) in events.iter().zip(&list) {
         let mut object = item.clone();
         (object["kind"], object["apiVersion"]) = ("Service".into(), "v1".into());
         assert_eq!(*event, json!({"type": "ADDED", "object": object}));
     }
-    let annotations = json!({"k8s.io/initial-events-end": "true"});
-    let metadata = &end["object"]["metadata"];
-    assert_eq!((&end["type"], &metadata["annotations"]), (&json!("BOOKMARK"), &annotations));
-    assert_eq!(metadata["resourceVersion"], server.version().to_string());
-
-    let later = server.version() + 7;
-    let failure = json!({"type": "ERROR", "object": too_large(later, server.version())});
-    assert_eq!(watch(&server, &format!("{ask}&resourceVersion={later}"), "ERROR"), [failure]);
-    let (status, body) = get(&server, &format!("/api/v1/services?resourceVersion={later}"));
-    assert_eq!((status, body), (504, too_large(later, server.version())));
-
-    server.serve_streams(Streams::Refused);
-    server.fail_next("services", Verb::List, Fault::Status(500, None));
-    let (status, body) = get(&server, &format!("/api/v1/services?watch=1{ask}"));
-    assert_eq!((status, body), (422, no_streams()));
-    assert_eq!(get(&server, "/api/v1/services").0, 500, "the fault was of a list");
-    server.serve_streams(Streams::Ignored);
-    let last = list.last().unwrap()["metadata"]["name"].as_str().unwrap();
-    let events = watch(&server, ask, &format!("\"name\":\"{last}\""));
-    assert!(events.len() == list.len() && events.iter().all(|event| event["type"] == "ADDED"), "{events:#?}");
 }

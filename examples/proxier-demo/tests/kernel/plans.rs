@@ -380,7 +380,7 @@ fn a_plan_and_a_run_read_for_the_mode_that_serves() {
                 };
                 let requests = server.requests().split_off(asked);
                 asked += requests.len();
-                let nodes = |request: &&Request| request.path.ends_with("/nodes") && request.asks_for_all();
+                let nodes = |request: &&Request| request.path.ends_with("/nodes") && !request.is_watch();
                 let are_all = requests.iter().filter(nodes).any(|request| request.parameter("fieldSelector").is_none());
                 let networks = requests.iter().any(|request| request.path.ends_with("/servicecidrs"));
                 let needed = (["ipvs", "userspace"].contains(&mode.as_str()), mode == "userspace");

@@ -1,5 +1,4 @@
-//! One damaged object in recorded answers of a real server, in both encodings, as a list and at the beginning of a
-//! watch. What other objects have does not change. What the object had stays if it cannot be read. Each time a new
+//! One damaged object in recorded lists of a real server, in both encodings. What other objects have does not change. What the object had stays if it cannot be read. Each time a new
 //! process begins on a kernel that an earlier one has filled.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,50 +21,37 @@ use proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use proxier_demo::sources::initial_list;
 use testkit::apiserver::recorded::both;
 
-/// Answers of a server: lists, and perhaps all Services at the beginning of a watch.
+/// Lists of a server.
 #[derive(Clone, Debug)]
 struct Answers {
     is_protobuf: bool,
     services: Vec<u8>,
     slices: Vec<u8>,
-    stream: Option<Vec<u8>>,
 }
 
 impl Answers {
-    fn recorded(is_protobuf: bool, is_stream: bool) -> Self {
+    fn recorded(is_protobuf: bool) -> Self {
         let of = |(json, protobuf): (&[u8], &[u8])| if is_protobuf { protobuf.to_vec() } else { json.to_vec() };
-        let stream = is_stream.then(|| of(both::WATCH_ALL_SERVICES));
-        Answers { is_protobuf, services: of(both::SERVICES), slices: of(both::ENDPOINT_SLICES), stream }
+        Answers { is_protobuf, services: of(both::SERVICES), slices: of(both::ENDPOINT_SLICES) }
     }
 
     /// Body of a list, and of a watch that stays open.
     fn answer(&self, target: &str, to: &mut TcpStream) -> bool {
         let (path, query) = target.split_once('?').unwrap();
         let kind = if self.is_protobuf { "application/vnd.kubernetes.protobuf" } else { "application/json" };
-        let stream = if path.ends_with("/services") { self.stream.as_ref() } else { None };
-        let (status, body) = match (query.contains("sendInitialEvents"), stream, query.contains("watch=1")) {
-            (true, Some(stream), _) => {
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n"
-                );
-                let chunk = [format!("{:x}\r\n", stream.len()).as_bytes(), stream, b"\r\n"].concat();
-                drop(to.write_all(&[head.as_bytes(), &chunk].concat()));
-                return true;
-            }
-            (false, _, true) => {
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n"
-                );
-                drop(to.write_all(head.as_bytes()));
-                return true;
-            }
-            (true, None, _) => ("400 Bad Request", &b"{}"[..]),
-            _ if path.ends_with("/services") => ("200 OK", &*self.services),
-            _ if path.ends_with("/endpointslices") => ("200 OK", &*self.slices),
-            _ if self.is_protobuf => ("200 OK", both::NODES.1),
-            _ => ("200 OK", both::NODES.0),
+        if query.contains("watch=1") {
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n");
+            drop(to.write_all(head.as_bytes()));
+            return true;
+        }
+        let body = match path {
+            _ if path.ends_with("/services") => &*self.services,
+            _ if path.ends_with("/endpointslices") => &*self.slices,
+            _ if self.is_protobuf => both::NODES.1,
+            _ => both::NODES.0,
         };
-        let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
         drop(to.write_all(&[head.as_bytes(), body].concat()));
         false
     }
@@ -276,33 +262,6 @@ fn damage_item(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Dama
     String::from_utf8_lossy(&before).into_owned()
 }
 
-/// Damages an event of a watch.
-fn damage_event(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Damage) -> String {
-    let mut events: Vec<Vec<u8>> = Vec::new();
-    if is_protobuf {
-        let mut at = 0;
-        while at < body.len() {
-            let length = u32::from_be_bytes(body[at..at + 4].try_into().unwrap()) as usize;
-            events.push(body[at + 4..at + 4 + length].to_vec());
-            at += 4 + length;
-        }
-    } else {
-        events = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
-    }
-    let item = item % events.len();
-    let before = events[item].clone();
-    damage.apply(&mut events[item]);
-    let framed = |event: &Vec<u8>| {
-        if is_protobuf {
-            [&u32::try_from(event.len()).unwrap().to_be_bytes()[..], event].concat()
-        } else {
-            [event.as_slice(), b"\n"].concat()
-        }
-    };
-    *body = events.iter().flat_map(framed).collect();
-    String::from_utf8_lossy(&before).into_owned()
-}
-
 /// The Service that an undamaged object belongs to.
 fn service_of(object: &str) -> Option<ObjectKey> {
     let names = [("plain", "plain"), ("nodeport", "nodeport"), ("web-1", "web"), ("web-6", "web"), ("web", "web")];
@@ -316,23 +275,20 @@ fn service_of(object: &str) -> Option<ObjectKey> {
 
 fn others_keep_what_they_have(
     mode: Kind,
-    (is_protobuf, is_stream, of_slices): (bool, bool, bool),
+    (is_protobuf, of_slices): (bool, bool),
     item: usize,
     damage: &Damage,
 ) -> Result<(), TestCaseError> {
-    let whole = Answers::recorded(is_protobuf, false);
+    let whole = Answers::recorded(is_protobuf);
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &["198.51.100.10".parse().unwrap()]);
     let first = engine(&kernel, mode, read(whole).unwrap());
     let before = served(&kernel, &first);
     prop_assert!(before.len() >= 5, "{before:?}");
 
-    let mut damaged = Answers::recorded(is_protobuf, is_stream);
-    let object = match &mut damaged.stream {
-        Some(stream) if !of_slices => damage_event(stream, is_protobuf, item, damage),
-        _ if of_slices => damage_item(&mut damaged.slices, is_protobuf, item, damage),
-        _ => damage_item(&mut damaged.services, is_protobuf, item, damage),
-    };
+    let mut damaged = Answers::recorded(is_protobuf);
+    let body = if of_slices { &mut damaged.slices } else { &mut damaged.services };
+    let object = damage_item(body, is_protobuf, item, damage);
     // A list that cannot be taken apart is asked for again, and nothing follows from it.
     let Some(snapshot) = read(damaged) else { return Ok(()) };
     let unreadable = snapshot.unreadable.clone();
@@ -366,7 +322,7 @@ proptest! {
     #[test]
     fn one_damaged_object_takes_nothing_away(
         mode in prop_oneof![Just(Kind::Ipvs), Just(Kind::Nftables), Just(Kind::Iptables)],
-        form in (any::<bool>(), any::<bool>(), any::<bool>()),
+        form in (any::<bool>(), any::<bool>()),
         item in 0..8_usize,
         damage in damage(),
     ) {

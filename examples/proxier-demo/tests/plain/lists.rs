@@ -13,7 +13,7 @@ use proxier_demo::engine::Engine;
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use serde_json::{Value, json};
-use testkit::apiserver::{ApiServer, Fault, Streams, Verb};
+use testkit::apiserver::{ApiServer, Fault, Verb};
 use tokio::sync::mpsc::Receiver;
 
 use crate::damaged::Memory;
@@ -109,8 +109,6 @@ fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, 
 /// Causes one fault.
 fn fault(server: &ApiServer, random: &mut Random) {
     let kinds = ["services", "endpointslices"];
-    let streams = [Streams::Served, Streams::Served, Streams::Refused, Streams::Ignored];
-    server.serve_streams(streams[usize::try_from(random.below(4)).unwrap()]);
     let which = match random.below(3) {
         0 => &kinds[..1],
         1 => &kinds[1..],

@@ -286,6 +286,12 @@ impl Failure {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
     }
 
+    /// An answer of which more than these bytes would have to be kept.
+    pub(super) fn too_large(room: usize) -> Self {
+        let message = format!("the answer is larger than {room} bytes");
+        Failure { kind: FailureKind::TooLarge, message, retry_after: None }
+    }
+
     /// Nothing arrived for this time.
     pub(super) fn silent(time: Duration) -> Self {
         Failure::other(format!("silent for {} s", time.as_secs_f32()))
@@ -410,31 +416,28 @@ impl Answer {
         }
     }
 
-    /// Whether data arrives so slowly that a list would never be complete.
-    pub(super) fn is_too_slow(&self) -> bool {
-        let allowed = self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED));
-        self.begun.elapsed() > allowed
+    /// The next piece of a body that ends.
+    pub(super) async fn piece_of_whole(&mut self) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
+        let piece = self.piece(self.patience).await?;
+        let time = self.begun.elapsed();
+        if piece.is_none() {
+            requests::received(&self.host, &Method::GET, self.length);
+        } else if time > self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED)) {
+            let time = time.as_secs_f32();
+            return Err(Failure::other(format!("the answer comes too slowly: {} bytes in {time:.1} s", self.length)));
+        }
+        Ok(piece)
     }
 
     /// The whole body, limited to `room` bytes.
     pub(super) async fn read_body(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
         let mut whole = Vec::new();
-        while let Some(piece) = self.piece(self.patience).await? {
-            let piece = piece.as_ref();
-            if whole.len().saturating_add(piece.len()) > room {
-                let message = format!("the answer is larger than {room} bytes");
-                return Err(Failure { kind: FailureKind::TooLarge, message, retry_after: None });
-            }
-            whole.extend_from_slice(piece);
-            if self.is_too_slow() {
-                let time = self.begun.elapsed().as_secs_f32();
-                return Err(Failure::other(format!(
-                    "the answer comes too slowly: {} bytes in {time:.1} s",
-                    whole.len()
-                )));
+        while let Some(piece) = self.piece_of_whole().await? {
+            whole.extend_from_slice(piece.as_ref());
+            if whole.len() > room {
+                return Err(Failure::too_large(room));
             }
         }
-        requests::received(&self.host, &Method::GET, whole.len().try_into().unwrap_or(u64::MAX));
         Ok(whole)
     }
 }

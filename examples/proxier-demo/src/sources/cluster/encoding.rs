@@ -9,6 +9,10 @@ use serde_json::value::RawValue;
 use super::protobuf::{self, Field, text};
 use crate::yaml;
 
+mod list;
+
+pub(super) use list::{List, Part};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Json,
@@ -107,30 +111,6 @@ impl Encoding {
             }
         }
     }
-
-    pub(super) fn page(self, body: &[u8]) -> Result<Page<'_>, String> {
-        #[derive(Deserialize)]
-        struct List<'a> {
-            #[serde(default)]
-            metadata: ListMetadata,
-            #[serde(borrow, default)]
-            items: Option<&'a RawValue>,
-        }
-        match self {
-            Encoding::Json => {
-                let List { metadata, items } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-                let items = items.map_or("[]", RawValue::get).trim_start();
-                let items = items.strip_prefix('[').ok_or("its items are not a list")?;
-                Ok(Page { metadata, items: Items::Json(items) })
-            }
-            Encoding::Protobuf => {
-                let list = protobuf::object(body).map_err(|error| error.to_string())?;
-                let metadata = protobuf::bytes_of(list, 1).map_err(|error| error.to_string())?.unwrap_or_default();
-                let metadata = protobuf::read(metadata, protobuf::LIST_METADATA).map_err(|(_, reason)| reason)?;
-                Ok(Page { metadata, items: Items::Protobuf(list) })
-            }
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -185,45 +165,6 @@ fn without_lone_surrogates(text: &str) -> Option<String> {
     }
     mended.push_str(rest);
     is_mended.then_some(mended)
-}
-
-/// A page of a list. Its items are kept encoded until they are read.
-pub(super) struct Page<'a> {
-    pub(super) metadata: ListMetadata,
-    pub(super) items: Items<'a>,
-}
-
-/// The items of a list, taken one at a time: a list may have millions of empty ones.
-pub(super) enum Items<'a> {
-    /// What follows the last item, up to the end of the array, which was read once.
-    Json(&'a str),
-    /// The fields after the last item.
-    Protobuf(&'a [u8]),
-}
-
-impl<'a> Iterator for Items<'a> {
-    type Item = Object<'a>;
-
-    fn next(&mut self) -> Option<Object<'a>> {
-        match self {
-            Items::Json(rest) => {
-                let text = rest.trim_start_matches(|c: char| c == ',' || c.is_ascii_whitespace());
-                let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
-                let value = values.next()?.ok()?;
-                *rest = text.get(values.byte_offset()..)?;
-                Some(Object::Json(value.get()))
-            }
-            Items::Protobuf(rest) => protobuf::next_item(rest).map(Object::Protobuf),
-        }
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct ListMetadata {
-    pub(super) resource_version: String,
-    #[serde(rename = "continue")]
-    pub(super) next: Option<String>,
 }
 
 #[cfg(test)]

@@ -46,9 +46,10 @@ pub use crate::settings::cli::Connection;
 pub struct Options {
     /// Objects in a page of a list that is too large as a whole. Default 500; fewer if such pages are too large.
     pub page: usize,
-    /// Limit of a list or page in bytes. Default 64 MiB.
+    /// Limit of what a list or page takes while it arrives, in bytes: all of it in JSON, an object in protobuf. Default
+    /// 64 MiB.
     pub page_bytes: usize,
-    /// Longest wait for an answer's head, for each piece of it, and for each of all objects in a watch. Default 30 s.
+    /// Longest wait for an answer's head, and for each piece of it. Default 30 s.
     pub patience: Duration,
     /// Longest silence of a watch before it counts as broken. Servers send a bookmark every minute. Default 150 s.
     pub silence: Duration,

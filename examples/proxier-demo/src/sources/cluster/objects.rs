@@ -174,8 +174,6 @@ struct Noted {
 struct Notes {
     #[serde(default)]
     labels: StringMap,
-    #[serde(default)]
-    annotations: StringMap,
 }
 
 /// The label of an EndpointSlice that names its Service.
@@ -259,11 +257,6 @@ impl Identity {
     pub(super) fn is_named(&self) -> bool {
         !self.key.is_empty() && !self.key.ends_with('/')
     }
-}
-
-pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
-    let annotations = bookmark.read(protobuf::OBJECT).map(|Noted { metadata }| metadata.annotations);
-    annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 
 #[derive(Default, Deserialize)]

@@ -136,11 +136,24 @@ pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]
     T::deserialize(value()).or_else(|_| serde_path_to_error::deserialize(value()).map_err(|error| yaml::named(&error)))
 }
 
-/// The object within the envelope of bodies and events: four bytes, and `runtime.Unknown`.
-pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
-    let unknown =
+/// Where the object begins within the envelope of bodies and events (four bytes, and `runtime.Unknown`), and its length.
+pub(super) fn start_of_object(bytes: &[u8]) -> Result<(usize, usize), Error> {
+    let mut rest =
         bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("the protobuf message has no Kubernetes prefix"))?;
-    Ok(bytes_of(unknown, 2)?.unwrap_or_default())
+    loop {
+        let mut after = rest;
+        if varint(&mut after)? == (2 << 3 | 2) {
+            let length = usize::try_from(varint(&mut after)?).map_err(Error::custom)?;
+            return Ok((bytes.len().saturating_sub(after.len()), length));
+        }
+        next(&mut rest)?;
+    }
+}
+
+/// The object within that envelope.
+pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
+    let (start, length) = start_of_object(bytes)?;
+    skip(&mut bytes.get(start..).unwrap_or_default(), length)
 }
 
 /// An object up to the end of its metadata; what follows may be damaged.
@@ -161,13 +174,9 @@ pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
     Ok((what, object(bytes_of(extension, 1)?.unwrap_or_default())?))
 }
 
-/// The next item of a list. After the last one, `rest` holds the remaining fields.
-pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    loop {
-        if let (2, Wire::Bytes(bytes)) = next(rest).ok()?? {
-            return Some(bytes);
-        }
-    }
+/// The number and bytes of the next field; empty for a number.
+pub(super) fn next_bytes<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, &'a [u8])>, Error> {
+    Ok(next(rest)?.map(|(number, wire)| (number, if let Wire::Bytes(bytes) = wire { bytes } else { &[] })))
 }
 
 /// Value of a field in its encoding.

@@ -49,10 +49,6 @@ impl Versions {
         self.listed
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.objects.is_empty()
-    }
-
     /// Records an object of a list or of a watch; returns whether it is new or changed. An older one never replaces a
     /// newer one, unless the list is current.
     pub(super) fn record(&mut self, key: &str, version: u64) -> bool {

@@ -9,8 +9,8 @@ use proxier_core::snapshot::ObjectKey;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
-use super::encoding::{Encoding, Object};
-use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
+use super::encoding::{Encoding, List, Object, Part};
+use super::objects::{CidrVersion, Identity, Resource, Status};
 use super::versions::{Versions, number};
 use super::{Counters, Gate, Options, protobuf};
 use crate::message::change::{Change, Unreadable, unannounced};
@@ -31,12 +31,8 @@ pub(super) struct Watcher {
 
 /// Next request to the server, and its version.
 enum NextRequest {
-    /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after
-    /// several broken watches. They are at least as new as the version; without one, they are the current ones,
-    /// regardless of what was known before.
-    Stream(String),
-    /// All objects in a list, also at least as new as the version, if the server does not send them in a watch, or not
-    /// to the end.
+    /// All objects: at the start, when the server no longer has the version, and after several broken watches. They are
+    /// at least as new as the version; without one, they are the current ones, regardless of what was known before.
     List(String),
     /// Changes from the version of an empty list, which counts once the server accepts this watch.
     Unconfirmed(String),
@@ -46,22 +42,20 @@ enum NextRequest {
 
 impl Default for NextRequest {
     fn default() -> Self {
-        NextRequest::Stream(String::new())
+        NextRequest::List(ANY.to_owned())
     }
 }
 
 impl NextRequest {
     fn asks_for_all(&self) -> bool {
-        matches!(self, NextRequest::Stream(_) | NextRequest::List(_))
+        matches!(self, NextRequest::List(_))
     }
 
     fn after_list(since: &str, failure: &Failure) -> Self {
         match failure.kind {
-            // Smaller pages.
-            FailureKind::TooLarge => NextRequest::List(since.to_owned()),
             // An unknown version may be damaged.
-            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => NextRequest::Stream(String::new()),
-            _ => NextRequest::Stream(if since == ANY { "" } else { since }.to_owned()),
+            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => NextRequest::List(String::new()),
+            _ => NextRequest::List(since.to_owned()),
         }
     }
 }
@@ -76,7 +70,7 @@ struct Progress {
     known: Versions,
     /// Objects in a page, if larger pages were too large.
     page: Option<usize>,
-    /// Consecutive watches that broke without new data, or before all objects had arrived.
+    /// Consecutive watches that broke without new data.
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
@@ -106,35 +100,18 @@ impl Progress {
 
     /// The request after a watch.
     fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
-        let Stream { version, brought, brings_all, is_damaged, .. } = stream;
+        let Stream { version, brought, is_damaged, .. } = stream;
         let kind = failure.map(|failure| failure.kind);
         let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
-        if matches!(self.next, NextRequest::Stream(_)) {
-            self.broken += u32::from(brought);
-            // A server that sent `Retry-After` gets the same request again.
-            let has_failed = failure.is_some_and(|of| of.kind == FailureKind::Other && of.retry_after.is_none());
-            self.next = if is_expired {
-                NextRequest::Stream(String::new())
-            } else if kind == Some(FailureKind::Invalid)
-                || (has_failed && (!brought || self.broken >= BROKEN_IN_THE_MIDDLE))
-            {
-                let may_be_any = version.is_empty() && self.known.is_empty();
-                NextRequest::List(if may_be_any { ANY.to_owned() } else { version })
-            } else {
-                NextRequest::Stream(version)
-            };
-            return;
-        }
         self.broken = if brought { 0 } else { self.broken + u32::from(failure.is_some()) };
-        // A version that arrived in this watch may still be too old for the next.
-        if !is_expired && !brings_all {
+        if !is_expired {
             self.expired = 0;
         }
         self.next = match self.next {
-            _ if kind == Some(FailureKind::TooNew) => NextRequest::default(),
-            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => NextRequest::Stream(version),
+            _ if kind == Some(FailureKind::TooNew) => NextRequest::List(String::new()),
+            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => NextRequest::List(version),
             NextRequest::Unconfirmed(_) => NextRequest::Unconfirmed(version),
-            NextRequest::Stream(_) | NextRequest::List(_) | NextRequest::Watch(_) => NextRequest::Watch(version),
+            NextRequest::List(_) | NextRequest::Watch(_) => NextRequest::Watch(version),
         };
         if self.next.asks_for_all() {
             self.broken = 0;
@@ -144,8 +121,6 @@ impl Progress {
 
 /// Number of consecutive watches that broke without new data, after which all objects are listed again.
 const BROKEN_BEFORE_LIST: u32 = 5;
-/// Number of watches that broke before all objects had arrived, after which these are listed.
-const BROKEN_IN_THE_MIDDLE: u32 = 2;
 /// How long a watch must last without a refusal, or an end, to be accepted.
 const ACCEPTED_AFTER: Duration = Duration::from_secs(1);
 
@@ -156,8 +131,7 @@ impl Watcher {
         loop {
             let started = Instant::now();
             let asks_for_all = progress.next.asks_for_all();
-            let is_list = matches!(progress.next, NextRequest::List(_));
-            let outcome = if is_list { self.list(&mut progress).await } else { self.watch(&mut progress).await };
+            let outcome = if asks_for_all { self.list(&mut progress).await } else { self.watch(&mut progress).await };
             match outcome {
                 Err(failure) if failure.kind == FailureKind::Closed => return,
                 // A list was too old at once: keep the growing pause, or the server would get list requests endlessly.
@@ -182,11 +156,6 @@ impl Watcher {
                         if self.do_without(&failure, &mut progress).await == Err(Closed) {
                             return;
                         }
-                        continue;
-                    }
-                    // A server without such watches is not a failure.
-                    if failure.kind == FailureKind::Invalid && matches!(progress.next, NextRequest::List(_)) {
-                        tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
                         continue;
                     }
                     self.counters.failed(self.resource.awaited(), SystemTime::now(), &failure.message);
@@ -328,39 +297,58 @@ impl Watcher {
             if let Some(limit) = progress.page {
                 target.extend(["&limit=", &limit.to_string()]);
             }
-            if let Some(token) = &next {
+            if let Some(token) = next.take() {
                 target.push_str("&continue=");
                 target.extend(form_urlencoded::byte_serialize(token.as_bytes()));
             } else if !since.is_empty() {
                 target.extend(["&resourceVersion=", since]);
             }
             let mut answer = self.get(&target).await?;
-            let body = answer.read_body(self.options.page_bytes).await?;
-            let body = answer.encoding.readable(&body);
-            let page = answer.encoding.page(&body);
-            let page = page.map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
-            let found = page.metadata.resource_version;
-            if found.is_empty() {
-                return Err(Failure::other(format!("the list of {plural} has no version")));
-            }
-            check_not_before(&found, since)?;
-            // All pages of a list show one moment. A page of another moment may lack objects that the first pages did
-            // not have yet, or is an empty answer from somewhere else.
-            let first = version.get_or_insert_with(|| found.clone());
-            if *first != found {
-                let message = format!("the list of {plural} began at version {first} and went on at version {found}");
-                return Err(Failure::other(message));
-            }
+            let (mut list, mut is_whole) = (List::new(answer.encoding), false);
             let before = progress.known.listed();
-            for item in page.items {
-                is_empty = false;
-                match Identity::of(item).filter(Identity::is_named) {
-                    Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
-                    None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
-                    None => {}
+            while !is_whole {
+                match answer.piece_of_whole().await? {
+                    Some(piece) if list.push(piece.as_ref()) > self.options.page_bytes => {
+                        return Err(Failure::too_large(self.options.page_bytes));
+                    }
+                    Some(_) => {}
+                    None => {
+                        list.end();
+                        is_whole = true;
+                    }
+                }
+                while let Some(part) =
+                    list.next().map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?
+                {
+                    let item = match part {
+                        Part::Metadata(metadata) => {
+                            let found = metadata.resource_version;
+                            if found.is_empty() {
+                                return Err(Failure::other(format!("the list of {plural} has no version")));
+                            }
+                            check_not_before(&found, since)?;
+                            // All pages of a list show one moment. A page of another moment may lack objects that the
+                            // first pages did not have yet, or is an empty answer from somewhere else.
+                            let first = version.get_or_insert_with(|| found.clone());
+                            if *first != found {
+                                let message = format!(
+                                    "the list of {plural} began at version {first} and went on at version {found}"
+                                );
+                                return Err(Failure::other(message));
+                            }
+                            next = metadata.next.filter(|token| !token.is_empty());
+                            continue;
+                        }
+                        Part::Item(item) => item,
+                    };
+                    is_empty = false;
+                    match Identity::of(item).filter(Identity::is_named) {
+                        Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
+                        None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
+                        None => {}
+                    }
                 }
             }
-            next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
                 break;
             }
@@ -458,25 +446,16 @@ impl Watcher {
         self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
     }
 
-    /// Watches, with all objects first if requested, until the server ends it; returns whether it brought new data.
+    /// Watches until the server ends it; returns whether it brought new data.
     async fn watch(&self, progress: &mut Progress) -> Result<bool, Failure> {
-        let (all, since) = match &progress.next {
-            NextRequest::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
-            NextRequest::List(since) | NextRequest::Unconfirmed(since) | NextRequest::Watch(since) => {
-                ("", since.clone())
-            }
-        };
-        let mut target = format!(
-            "{}&watch=1&allowWatchBookmarks=true{all}&timeoutSeconds={}",
+        let (NextRequest::List(since) | NextRequest::Unconfirmed(since) | NextRequest::Watch(since)) = &progress.next;
+        let mut stream = Stream { version: since.clone(), ..Stream::default() };
+        let target = format!(
+            "{}&watch=1&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={since}",
             self.resource.target(),
             // Prevents all nodes from reconnecting at the same time.
             jittered(self.options.watch).as_secs().max(1),
         );
-        if !since.is_empty() {
-            target.extend(["&resourceVersion=", &since]);
-        }
-        let brings_all = progress.next.asks_for_all();
-        let mut stream = Stream { version: since, brings_all, ..Stream::default() };
         let outcome = self.follow(&target, progress, &mut stream).await;
         let brought = stream.brought;
         progress.go_on(stream, outcome.as_ref().err());
@@ -487,29 +466,20 @@ impl Watcher {
         progress.is_accepted = false;
         let mut answer = self.get(target).await?;
         let encoding = answer.encoding;
-        if stream.brings_all {
-            self.begin_list(progress, &stream.version).await?;
-        }
-        let mut heard = Instant::now();
         loop {
             let silence = self.options.silence;
-            let wait = match &progress.next {
-                NextRequest::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
-                // A refusal arrives at once.
-                _ if !progress.is_accepted => ACCEPTED_AFTER.min(silence / 2),
-                _ => silence,
-            };
-            let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &progress.next) {
-                (Ok(piece), _) => piece?,
-                (Err(_elapsed), NextRequest::Stream(_)) => return Err(self.without_end("nothing new")),
-                (Err(_elapsed), _) if !progress.is_accepted => {
+            // A refusal arrives at once.
+            let wait = if progress.is_accepted { silence } else { ACCEPTED_AFTER.min(silence / 2) };
+            let piece = match tokio::time::timeout(wait, answer.piece(silence)).await {
+                Ok(piece) => piece?,
+                Err(_elapsed) if !progress.is_accepted => {
                     self.accept(progress).await?;
                     continue;
                 }
-                (Err(_elapsed), _) => return Err(Failure::silent(silence)),
+                Err(_elapsed) => return Err(Failure::silent(silence)),
             };
             let Some(piece) = piece else { break };
-            let (before, searched) = (progress.known.listed(), stream.buffer.len());
+            let searched = stream.buffer.len();
             let mut whole = std::mem::take(&mut stream.buffer);
             let mut rest = piece.as_ref();
             if searched > 0 {
@@ -523,34 +493,17 @@ impl Watcher {
                 (rest, is_part) = (after, false);
                 self.take_event(encoding, &encoding.readable(event), progress, stream).await?;
             }
-            if matches!(progress.next, NextRequest::Stream(_)) && answer.is_too_slow() {
-                return Err(self.without_end("too little"));
-            }
             if is_part && searched > 0 {
                 stream.buffer = whole;
             } else {
                 stream.buffer.extend_from_slice(rest);
             }
-            // Changes are not progress: a server that never sends the end may send them indefinitely.
-            if is_part || progress.known.listed() > before {
-                heard = Instant::now();
-            }
-            if stream.brought && stream.brings_all {
-                self.confirm(progress).await?;
-            } else if stream.brought {
+            if stream.brought {
                 self.accept(progress).await?;
             }
         }
         if !encoding.is_blank(&stream.buffer) {
             return Err(Failure::other("the watch broke off in the middle of an event"));
-        }
-        if matches!(progress.next, NextRequest::Stream(_)) {
-            let plural = self.resource.plural();
-            return Err(Failure::other(format!("the watch ended before all {plural} had come")));
-        }
-        // The version of an empty list in this watch must still be confirmed.
-        if stream.brings_all {
-            return Ok(());
         }
         self.confirm(progress).await?;
         // The server, or something in front of it, does not watch: without new lists, nothing would ever change here.
@@ -559,14 +512,6 @@ impl Watcher {
             return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")));
         }
         Ok(())
-    }
-
-    /// The failure of a watch that does not report the end of all objects: the server does not support the request.
-    fn without_end(&self, what_came: &str) -> Failure {
-        let plural = self.resource.plural();
-        let message = format!("{what_came} came where the watch should say that it has sent all {plural}");
-        tracing::warn!(resource = plural, "{message}; asking for a list");
-        Failure { kind: FailureKind::Invalid, message, retry_after: None }
     }
 
     async fn take_event(
@@ -597,17 +542,7 @@ impl Watcher {
         let version = number(&identity.version);
         match &*what {
             // Events may arrive late; bookmarks do not.
-            "BOOKMARK" => {
-                check_not_before(&identity.version, &stream.version)?;
-                if matches!(progress.next, NextRequest::Stream(_)) {
-                    if identity.version.is_empty() || !is_end_of_list(object) {
-                        return Err(self.without_end("another bookmark"));
-                    }
-                    self.end_list(progress, identity.version.clone(), progress.known.listed() == 0).await?;
-                    // What follows confirms an empty list.
-                    stream.brought &= !matches!(progress.next, NextRequest::Unconfirmed(_));
-                }
-            }
+            "BOOKMARK" => check_not_before(&identity.version, &stream.version)?,
             "ADDED" | "MODIFIED" => self.apply_event(&mut progress.known, &identity, object).await?,
             "DELETED" => {
                 if progress.known.delete(&identity.key, version) {
@@ -616,10 +551,9 @@ impl Watcher {
             }
             other => self.damaged(progress, stream, &format!("an event of the unknown type {other:?}")).await?,
         }
-        // Late events must not move the watch back; while all objects arrive, their versions have no order.
-        let counts = !matches!(progress.next, NextRequest::Stream(_));
+        // Late events must not move the watch back.
         let before = number(&stream.version);
-        if counts && !identity.version.is_empty() && (before == 0 || version > before) {
+        if !identity.version.is_empty() && (before == 0 || version > before) {
             stream.version = identity.version;
         }
         Ok(())
@@ -652,7 +586,6 @@ struct Stream {
     buffer: Vec<u8>,
     version: String,
     brought: bool,
-    brings_all: bool,
     /// Whether an event could not be read, so that any object may be outdated.
     is_damaged: bool,
 }

@@ -25,7 +25,7 @@ use proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use proxier_demo::sources::initial_list;
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
-use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Streams, Verb, recorded};
+use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
 use crate::program::{Folder, demo, text};
@@ -191,9 +191,9 @@ fn asked(server: &ApiServer, path: &str) -> Vec<Request> {
     server.requests().into_iter().filter(|request| request.path.ends_with(path)).collect()
 }
 
-/// Number of watches of changes, or else of requests for all objects.
+/// Number of watches, or else of lists.
 fn requests(server: &ApiServer, path: &str, watches: bool) -> usize {
-    asked(server, path).iter().filter(|request| request.asks_for_all() != watches).count()
+    asked(server, path).iter().filter(|request| request.is_watch() == watches).count()
 }
 
 async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -225,16 +225,7 @@ async fn watched(server: &ApiServer) {
 
 /// The parameters of a request that tell one question from another.
 fn question(request: &Request) -> String {
-    let names = ["sendInitialEvents", "resourceVersion", "limit", "continue"];
+    let names = ["resourceVersion", "limit", "continue"];
     let values = names.iter().filter_map(|name| Some(format!(" {name}={}", request.parameter(name)?)));
     (if request.is_watch() { "watch" } else { "list" }).to_owned() + &values.collect::<String>()
 }
-
-/// The event of a Service at this version.
-fn added(name: &str, version: u64) -> String {
-    format!("{}\n", json!({"type": "ADDED", "object": with_version(service(name, 80), version)}))
-}
-
-/// The event that ends a watch whose version the server has forgotten.
-const TOO_OLD: &str =
-    "{\"type\":\"ERROR\",\"object\":{\"code\":410,\"reason\":\"Expired\",\"message\":\"too old resource version\"}}\n";

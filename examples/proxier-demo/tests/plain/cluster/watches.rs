@@ -3,9 +3,8 @@
 use super::*;
 
 /// A server at this version, with one Service, and a source that watches it.
-async fn watched_at(version: u64, streams: Streams) -> (ApiServer, Watching) {
+async fn watched_at(version: u64) -> (ApiServer, Watching) {
     let server = shop();
-    server.serve_streams(streams);
     server.start_from(version);
     server.put(&service("web", 80));
     let watching = settled(&server, quick()).await;
@@ -80,6 +79,7 @@ async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_t
         let ends = |times| fail(&server, "services", Verb::Watch, &Fault::Text(String::new()), times);
         let mut watching = settled(&server, options).await;
         ends(1);
+        server.bookmark();
         server.end_watches();
         watched(&server).await;
         assert_eq!(watching.failures(), 0);
@@ -117,115 +117,72 @@ async fn bookmarks_move_the_place_to_go_on_from() {
 /// 410 Gone, as an event and as a status: everything is listed again, and only the differences are reported.
 #[tokio::test]
 async fn a_version_too_old_is_a_new_list_and_its_difference() {
-    for streams in [Streams::Served, Streams::Refused] {
-        let server = shop();
-        server.serve_streams(streams);
-        for name in ["a", "b", "c"] {
-            server.put(&service(name, 80));
-        }
-        let mut watching = settled(&server, quick()).await;
-        for round in 0..2 {
-            server.cut_watches();
-            server.delete_silently("services", "default", ["a", "b"][round]);
-            server.put(&service("c", 81 + i64::try_from(round).unwrap()));
-            server.compact();
-            if round == 1 {
-                server.fail_next("services", Verb::Watch, Fault::Status(410, None));
-            }
-            let mut lines = [watching.line().await, watching.line().await];
-            lines.sort();
-            assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
-            watched(&server).await;
-        }
-        watching.ends_with(&server).await;
+    let server = shop();
+    for name in ["a", "b", "c"] {
+        server.put(&service(name, 80));
     }
+    let mut watching = settled(&server, quick()).await;
+    for round in 0..2 {
+        server.cut_watches();
+        server.delete_silently("services", "default", ["a", "b"][round]);
+        server.put(&service("c", 81 + i64::try_from(round).unwrap()));
+        server.compact();
+        if round == 1 {
+            server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        }
+        let mut lines = [watching.line().await, watching.line().await];
+        lines.sort();
+        assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
+        watched(&server).await;
+    }
+    watching.ends_with(&server).await;
 }
 
 /// A server that calls every version too old, even that of the list just before, does not get list requests without a pause.
 #[tokio::test]
 async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
-    let all = added("web", 900) + &end_of_all(1000) + TOO_OLD;
-    let lists = |server: &ApiServer| asked(server, "/services").iter().filter(|request| !request.is_watch()).count();
-    let streams = |server: &ApiServer| requests(server, "/services", false);
-    for (served, verb, fault, count) in [
-        (Streams::Refused, Verb::Watch, Fault::Status(410, None), &lists as &dyn Fn(&ApiServer) -> usize),
-        (Streams::Served, Verb::List, Fault::Text(all), &streams),
-    ] {
-        let server = shop();
-        server.serve_streams(served);
-        fail(&server, "services", verb, &fault, 200);
-        let mut watching = watch(&server, quick()).await;
-        watching.snapshot().await;
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let count = count(&server);
-        assert!((4..=25).contains(&count), "{served:?}: {count} times all Services in two seconds");
-    }
-}
-
-/// The event after all objects.
-fn end_of_all(version: u64) -> String {
-    let metadata = json!({
-        "resourceVersion": version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"},
-    });
-    format!(
-        "{}\n",
-        json!({"type": "BOOKMARK", "object": {"kind": "Service", "apiVersion": "v1", "metadata": metadata}})
-    )
+    let server = shop();
+    fail(&server, "services", Verb::Watch, &Fault::Status(410, None), 200);
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let count = requests(&server, "/services", false);
+    assert!((4..=25).contains(&count), "{count} times all Services in two seconds");
 }
 
 /// A server restored from a backup counts its versions from further back: a watch from the earlier version would get nothing. The next bookmark shows
 /// the restoration.
 #[tokio::test]
 async fn a_bookmark_from_the_past_is_a_new_list() {
-    for streams in [Streams::Served, Streams::Refused] {
-        let (server, mut watching) = watched_at(2000, streams).await;
-        let before = asked(&server, "/services").len();
-        server.start_from(500);
-        server.put(&service("web", 81));
-        server.bookmark();
-        let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
-        assert_eq!(web.spec.ports[0].port, 81);
-        // Of now, whatever was there before.
-        let question = question(&asked(&server, "/services")[before]);
-        assert_eq!(question, "watch sendInitialEvents=true", "{streams:?}");
-        if streams == Streams::Refused {
-            wait_for("a watch from there on", || requests(&server, "/services", true) == 2).await;
-        }
-        watching.ends_with(&server).await;
-    }
+    let (server, mut watching) = watched_at(2000).await;
+    let before = asked(&server, "/services").len();
+    server.start_from(500);
+    server.put(&service("web", 81));
+    server.bookmark();
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 81);
+    // Of now, whatever was there before.
+    assert_eq!(question(&asked(&server, "/services")[before]), "list");
+    wait_for("a watch from there on", || requests(&server, "/services", true) == 2).await;
+    watching.ends_with(&server).await;
 }
 
 /// The server forgets the version, and then comes back as one restored from a backup: it does not have that version yet.
 #[tokio::test]
 async fn a_server_that_is_behind_is_asked_for_what_it_has() {
-    for streams in [Streams::Served, Streams::Refused] {
-        let (server, mut watching) = watched_at(2000, streams).await;
-        let since = format!("resourceVersion={}", server.version());
-        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
-        server.start_from(500);
-        server.put(&service("web", 81));
-        let before = asked(&server, "/services").len();
-        server.cut_watches();
-        let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
-        assert_eq!(web.spec.ports[0].port, 81);
-        let questions: Vec<String> = asked(&server, "/services")[before..].iter().map(question).collect();
-        let all = "watch sendInitialEvents=true";
-        let expected: &[String] = match streams {
-            Streams::Served => &[format!("watch {since}"), format!("{all} {since}"), all.to_owned()],
-            _ => &[
-                format!("watch {since}"),
-                format!("{all} {since}"),
-                format!("list {since}"),
-                all.to_owned(),
-                "list".to_owned(),
-            ],
-        };
-        assert_eq!(questions[..expected.len()], *expected);
-        if streams == Streams::Refused {
-            wait_for("a watch from there on", || requests(&server, "/services", true) == 3).await;
-        }
-        watching.ends_with(&server).await;
-    }
+    let (server, mut watching) = watched_at(2000).await;
+    let since = format!("resourceVersion={}", server.version());
+    server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    server.start_from(500);
+    server.put(&service("web", 81));
+    let before = asked(&server, "/services").len();
+    server.cut_watches();
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 81);
+    let questions: Vec<String> = asked(&server, "/services")[before..].iter().map(question).collect();
+    assert_eq!(questions[..3], [format!("watch {since}"), format!("list {since}"), "list".to_owned()]);
+    wait_for("a watch from there on", || requests(&server, "/services", true) == 3).await;
+    watching.ends_with(&server).await;
 }
 
 #[tokio::test]
@@ -247,16 +204,13 @@ async fn a_busy_server_is_given_the_time_it_asks_for() {
 
 #[tokio::test]
 async fn failures_of_all_kinds_pass() {
-    for streams in [Streams::Served, Streams::Refused] {
-        for options in in_both_encodings() {
-            all_failures_pass(streams, options).await;
-        }
+    for options in in_both_encodings() {
+        all_failures_pass(options).await;
     }
 }
 
-async fn all_failures_pass(streams: Streams, options: Options) {
+async fn all_failures_pass(options: Options) {
     let server = shop();
-    server.serve_streams(streams);
     let text = |text: &str| Fault::Text(text.to_owned());
     for fault in [
         Fault::Status(500, None),
@@ -394,43 +348,29 @@ async fn it_ends_when_nobody_listens() {
 /// Lists that are older than what is known, as of a server that lags behind another one.
 #[tokio::test]
 async fn time_does_not_go_backwards() {
-    for streams in [Streams::Served, Streams::Refused] {
-        let server = ApiServer::start();
-        server.serve_streams(streams);
-        server.start_from(2000);
-        let version = server.put(&service("web", 80));
-        server.put(&service("more", 80));
-        let mut watching = watch(&server, quick()).await;
-        watching.snapshot().await;
-        wait_for("a watch", || server.watches("services") == 1).await;
-        let lists = |items: &[(&str, u64)], version: u64| {
-            if streams == Streams::Served {
-                items.iter().map(|(name, version)| added(name, *version)).collect::<String>() + &end_of_all(version)
-            } else {
-                let items = items.iter().map(|(name, version)| with_version(service(name, 81), *version));
-                let metadata = json!({"resourceVersion": version.to_string()});
-                json!({"metadata": metadata, "items": items.collect::<Vec<_>>()}).to_string()
-            }
-        };
-        // An older object in a list that claims to be new; then a whole list from the past, which the list of now follows.
-        let now = server.version();
-        server.compact();
-        server.fail_next("services", Verb::List, Fault::Text(lists(&[("web", version - 1), ("more", now)], now)));
-        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
-        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
-        server.fail_next("services", Verb::List, Fault::Text(lists(&[], now - 1)));
-        server.cut_watches();
-        wait_for("the list of now", || {
-            let questions = questions(&server);
-            let all = if streams == Streams::Served { "watch sendInitialEvents=true" } else { "list" };
-            questions.iter().skip(1).any(|question| question == all)
-        })
-        .await;
-        if streams == Streams::Refused {
-            wait_for("a watch", || requests(&server, "/services", true) == 4).await;
-        }
-        watching.ends_with(&server).await;
-    }
+    let server = ApiServer::start();
+    server.start_from(2000);
+    let version = server.put(&service("web", 80));
+    server.put(&service("more", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    wait_for("a watch", || server.watches("services") == 1).await;
+    let list = |items: &[(&str, u64)], version: u64| {
+        let items = items.iter().map(|(name, version)| with_version(service(name, 81), *version));
+        let metadata = json!({"resourceVersion": version.to_string()});
+        Fault::Text(json!({"metadata": metadata, "items": items.collect::<Vec<_>>()}).to_string())
+    };
+    // An older object in a list that claims to be new; then a whole list from the past, which the list of now follows.
+    let now = server.version();
+    server.compact();
+    server.fail_next("services", Verb::List, list(&[("web", version - 1), ("more", now)], now));
+    server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    server.fail_next("services", Verb::List, list(&[], now - 1));
+    server.cut_watches();
+    wait_for("the list of now", || questions(&server).iter().any(|question| question == "list")).await;
+    wait_for("a watch", || requests(&server, "/services", true) == 4).await;
+    watching.ends_with(&server).await;
 }
 
 /// Events of which nobody can tell the object are passed over, and all objects asked for again after the watch; a list with such an object takes
@@ -452,7 +392,6 @@ async fn objects_without_names_take_nothing_away() {
     };
     let version = server.version();
     let items = json!([web, new, nameless]);
-    server.serve_streams(Streams::Refused);
     server.fail_next("services", Verb::List, Fault::Text(list(items, version)));
     server.end_watches();
     assert_eq!(watching.line().await, "API server: Service: it has no name that can be read");

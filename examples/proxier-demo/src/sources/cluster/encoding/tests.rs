@@ -3,17 +3,58 @@
 use proptest::prelude::*;
 use testkit::apiserver::recorded::both;
 
+use super::list::ListMetadata;
 use super::*;
-use crate::sources::cluster::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
+use crate::sources::cluster::objects::{CidrVersion, Identity, Resource, Status};
 
-/// All of a page, after reading.
-fn contents(resource: &Resource, page: Page<'_>) -> String {
-    let items = page.items.map(|item| {
-        let Identity { key, version } = Identity::of(item).unwrap();
-        format!("{key} {version} {:#?}\n", resource.read(item).unwrap())
-    });
-    let items = items.collect::<Vec<_>>().concat();
-    format!("{} {:?}\n{items}", page.metadata.resource_version, page.metadata.next)
+/// Reads a list that arrives in pieces of this size; returns its metadata.
+fn read_list(
+    (encoding, body): (Encoding, &[u8]),
+    size: usize,
+    mut take: impl FnMut(Object<'_>),
+) -> Result<ListMetadata, String> {
+    let (mut list, mut metadata) = (List::new(encoding), None);
+    let mut pieces = body.chunks(size);
+    loop {
+        let piece = pieces.next();
+        match piece {
+            Some(piece) => drop(list.push(piece)),
+            None => list.end(),
+        }
+        while let Some(part) = list.next()? {
+            match part {
+                Part::Metadata(of) => assert!(metadata.replace(of).is_none()),
+                Part::Item(_) if metadata.is_none() => panic!("an object before the metadata"),
+                Part::Item(item) => take(item),
+            }
+        }
+        if piece.is_none() {
+            return Ok(metadata.unwrap());
+        }
+    }
+}
+
+/// All of a list, after reading: the same in pieces of any size.
+fn contents(resource: &Resource, encoding: Encoding, body: &[u8]) -> String {
+    let of = |size| {
+        let mut items = String::new();
+        let metadata = read_list((encoding, body), size, |item| {
+            let Identity { key, version } = Identity::of(item).unwrap();
+            items += &format!("{key} {version} {:#?}\n", resource.read(item).unwrap());
+        });
+        let metadata = metadata.unwrap();
+        format!("{} {:?}\n{items}", metadata.resource_version, metadata.next)
+    };
+    let whole = of(usize::MAX);
+    for size in [1, 7, 1000] {
+        assert_eq!(of(size), whole, "{size}");
+    }
+    whole
+}
+
+fn count((encoding, body): (Encoding, &[u8])) -> Result<usize, String> {
+    let mut count = 0;
+    read_list((encoding, body), usize::MAX, |_| count += 1).map(|_| count)
 }
 
 fn events(encoding: Encoding, bytes: &[u8]) -> Vec<(String, String)> {
@@ -22,10 +63,9 @@ fn events(encoding: Encoding, bytes: &[u8]) -> Vec<(String, String)> {
         rest = after;
         let (what, object) = encoding.event(event).unwrap();
         let Identity { key, version } = Identity::of(object).unwrap();
-        let is_end = is_end_of_list(object);
         let change =
             if what == "BOOKMARK" { String::new() } else { format!("{:#?}", Resource::Services.read(object).unwrap()) };
-        events.push((what.into_owned(), format!("{key} {version} {is_end} {change}")));
+        events.push((what.into_owned(), format!("{key} {version} {change}")));
     }
     assert!(encoding.is_blank(rest), "{rest:?}");
     events
@@ -44,8 +84,8 @@ const LISTS: [(Resource, Both); 4] = [
 #[test]
 fn lists_are_the_same_in_both_encodings() {
     for (resource, (json, protobuf)) in LISTS {
-        let expected = contents(&resource, Encoding::Json.page(json).unwrap());
-        assert_eq!(contents(&resource, Encoding::Protobuf.page(protobuf).unwrap()), expected);
+        let expected = contents(&resource, Encoding::Json, json);
+        assert_eq!(contents(&resource, Encoding::Protobuf, protobuf), expected);
         assert!(expected.lines().count() > 10, "{expected}");
     }
 }
@@ -56,8 +96,8 @@ fn metadata_of_nodes_is_the_same_in_both_encodings() {
     let resource = Resource::AllNodes { addresses: false };
     let (json, protobuf) = both::NODES_METADATA;
     let without_status = |text: String| text.split("status: ").next().unwrap_or_default().to_owned();
-    let json = without_status(contents(&resource, Encoding::Json.page(json).unwrap()));
-    assert_eq!(without_status(contents(&resource, Encoding::Protobuf.page(protobuf).unwrap())), json);
+    let json = without_status(contents(&resource, Encoding::Json, json));
+    assert_eq!(without_status(contents(&resource, Encoding::Protobuf, protobuf)), json);
 }
 
 #[test]
@@ -66,7 +106,6 @@ fn watches_are_the_same_in_both_encodings() {
         let expected = events(Encoding::Json, json);
         assert_eq!(events(Encoding::Protobuf, protobuf), expected);
         assert_eq!(expected.last().unwrap().0, last);
-        assert_eq!(expected.last().unwrap().1.contains(" true "), last == "BOOKMARK");
     }
 }
 
@@ -81,29 +120,43 @@ fn failures_are_the_same_in_both_encodings() {
     assert_eq!(json, (404, "services \"nothing\" not found".to_owned(), "NotFound".to_owned()));
 }
 
-/// An answer truncated anywhere is an error, or a page with fewer items, each of which can be read or is itself an
-/// error.
+/// A list truncated anywhere is an error. The objects before that can be read, or each is itself an error.
 #[test]
 fn protobuf_may_end_anywhere() {
     for (resource, (_, whole)) in LISTS {
-        let all = Encoding::Protobuf.page(whole).unwrap().items.count();
-        for length in 0..whole.len() {
-            let Ok(page) = Encoding::Protobuf.page(&whole[..length]) else { continue };
-            let mut count = 0;
-            for item in page.items {
-                count += 1;
-                drop(resource.read(item));
-            }
-            // The four bytes after the list are empty fields.
-            assert!(count < all || length + 4 >= whole.len(), "{length} of {}", whole.len());
-        }
-        for item in Encoding::Protobuf.page(whole).unwrap().items {
+        let mut messages = Vec::new();
+        let take = |item: Object<'_>| {
             let Object::Protobuf(message) = item else { unreachable!() };
+            messages.push(message.to_vec());
+        };
+        read_list((Encoding::Protobuf, whole), usize::MAX, take).unwrap();
+        for length in 0..whole.len() {
+            let read = read_list((Encoding::Protobuf, &whole[..length]), 100, |item| drop(resource.read(item)));
+            // The four bytes after the list are empty fields.
+            assert_eq!(read.is_ok(), length + 4 >= whole.len(), "{length} of {}", whole.len());
+        }
+        for message in messages {
             for length in 0..message.len() {
                 drop(resource.read(Object::Protobuf(&message[..length])));
             }
         }
     }
+}
+
+/// An object need not be kept until the list ends, and metadata may come last.
+#[test]
+fn objects_of_protobuf_are_taken_when_they_have_arrived() {
+    let (_, whole) = both::SERVICES;
+    let (mut list, mut kept) = (List::new(Encoding::Protobuf), 0);
+    for piece in whole.chunks(64) {
+        kept = kept.max(list.push(piece));
+        while list.next().unwrap().is_some() {}
+    }
+    assert!(kept < whole.len() / 2, "{kept} of {}", whole.len());
+    let last = b"k8s\0\x12\x0b\x12\0\x12\0\x0a\x05\x12\x037.1";
+    let mut count = 0;
+    let metadata = read_list((Encoding::Protobuf, last), 1, |_| count += 1).unwrap();
+    assert_eq!((metadata.resource_version.as_str(), count), ("7.1", 2));
 }
 
 #[test]
@@ -121,7 +174,7 @@ proptest! {
     #[test]
     fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..200), start in 0_usize..3000, one in any::<u8>()) {
         for encoding in [Encoding::Json, Encoding::Protobuf] {
-            drop(encoding.page(&bytes));
+            drop(count((encoding, &bytes)));
             drop(encoding.event(&bytes));
         }
         for (resource, (_, whole)) in LISTS {
@@ -129,9 +182,7 @@ proptest! {
             let mut changed = whole.to_vec();
             let place = start % changed.len();
             changed[place] = one;
-            for item in Encoding::Protobuf.page(&changed).into_iter().flat_map(|page| page.items) {
-                drop((Identity::of(item), resource.read(item)));
-            }
+            drop(read_list((Encoding::Protobuf, &changed), 50, |item| drop((Identity::of(item), resource.read(item)))));
         }
     }
 }
@@ -151,14 +202,13 @@ fn text_that_is_not_utf8_is_read_alike() {
     for (resource, (json, protobuf)) in LISTS {
         let [json, protobuf] = [(Encoding::Json, json), (Encoding::Protobuf, protobuf)].map(|(encoding, body)| {
             let body = if body.windows(4).any(|of| of == b"shop") { damaged(body) } else { body.to_vec() };
-            let body = encoding.readable(&body);
-            contents(&resource, encoding.page(&body).unwrap())
+            contents(&resource, encoding, &body)
         });
         assert_eq!(protobuf, json);
     }
     let (_, services) = both::SERVICES;
     let services = damaged(services);
-    let page = contents(&Resource::Services, Encoding::Protobuf.page(&services).unwrap());
+    let page = contents(&Resource::Services, Encoding::Protobuf, &services);
     assert!(page.contains("sh\u{fffd}\u{fffd}/web"), "{page}");
 }
 
@@ -180,13 +230,14 @@ fn escaped_surrogates_that_are_not_pairs_are_read_as_go_reads_them() {
 #[test]
 fn items_are_taken_from_a_list_one_at_a_time() {
     let json = format!("{{\"items\": [ {} 7, null, \"x\" ], \"metadata\": {{}}}}", "{} ,".repeat(1000));
-    assert_eq!(Encoding::Json.page(json.as_bytes()).unwrap().items.count(), 1003);
+    let of = |json: &str| count((Encoding::Json, json.as_bytes()));
+    assert_eq!(of(&json), Ok(1003));
     for (none, count) in [("{\"items\":null}", 0), ("{}", 0), ("{\"items\":[]}", 0), ("{\"items\":[{}]}", 1)] {
-        assert_eq!(Encoding::Json.page(none.as_bytes()).unwrap().items.count(), count, "{none}");
+        assert_eq!(of(none), Ok(count), "{none}");
     }
-    assert!(Encoding::Json.page(b"{\"items\":{}}").is_err() && Encoding::Json.page(b"{\"items\":[{},]}").is_err());
+    assert!(of("{\"items\":{}}").is_err() && of("{\"items\":[{},]}").is_err());
     let protobuf = [b"k8s\0\x12\xd0\x0f".to_vec(), [0x12, 0].repeat(1000)].concat();
-    assert_eq!(Encoding::Protobuf.page(&protobuf).unwrap().items.count(), 1000);
+    assert_eq!(count((Encoding::Protobuf, &protobuf)), Ok(1000));
 }
 
 #[test]
