@@ -32,8 +32,9 @@ pub(super) struct Index {
     slot_rules: u32,
     /// Frontends whose session affinity is not applied, because there are too many of these rules.
     pub(super) over_limit: BTreeSet<FrontendKey>,
-    /// Needs that appeared or disappeared since the last write.
+    /// Needs that appeared or disappeared since the last write. Empty before the first, which writes all of them.
     pub(super) changed: BTreeSet<Need>,
+    is_written: bool,
 }
 
 /// A chain or element that several Frontends and Services need.
@@ -124,7 +125,7 @@ impl Index {
 
     /// The same, and records the change.
     fn follow_need(&mut self, need: Need, adds: bool) {
-        if self.count(&need, adds) {
+        if self.count(&need, adds) && self.is_written {
             toggle(&mut self.changed, need);
         }
     }
@@ -177,6 +178,7 @@ impl Index {
     }
 
     pub(super) fn confirm(&mut self, family: Family) {
+        self.is_written = true;
         self.written.retain(|key, _| key.family() != family);
         self.changed.retain(|need| need.family() != family);
     }

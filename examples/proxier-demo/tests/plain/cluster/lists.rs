@@ -291,9 +291,9 @@ async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
         server.fail_next("services", Verb::List, fault.clone());
         server.outage(false);
         assert_eq!(until_listed(&mut watching).await, "list: list: +d -a", "{fault:?}");
-        let lists = asked(&server, "/services").into_iter().filter(|request| !request.is_watch());
+        let mut lists = asked(&server, "/services").into_iter().filter(|request| !request.is_watch());
         let since = if of_now { String::new() } else { format!(" resourceVersion={version}") };
-        assert_eq!(question(&lists.last().unwrap()), format!("list{since}"), "{fault:?}");
+        assert_eq!(question(&lists.next_back().unwrap()), format!("list{since}"), "{fault:?}");
         watching.ends_with(&server).await;
     }
 }
