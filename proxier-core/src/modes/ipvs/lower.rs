@@ -252,16 +252,25 @@ pub(crate) fn frontend_entries(
     if frontend.is_virtual() {
         add(SetKind::IpvsIps, Element::Ip(host));
     }
-    if by_table {
-        let serves = if mark.is_some() { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
-        if !serves {
-            add(SetKind::NoEndpoint, at);
-        }
+    if by_table && !serves(frontend, mark.is_some()) {
+        add(SetKind::NoEndpoint, at);
     }
     if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
         list.extend(entries_of_mark(frontend, mark));
     }
     list
+}
+
+fn serves(frontend: &Frontend, is_split: bool) -> bool {
+    if is_split { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) }
+}
+
+/// What decides the entries of a Frontend, besides its key and mark, and whether its address is bound. Changes of
+/// endpoints alone rarely change it.
+pub(super) fn exposure(frontend: &Frontend, by_table: bool, is_split: bool) -> impl PartialEq {
+    let Frontend { roles, policy, returns_directly, on_interface, source_ranges, node_may_use, .. } = frontend;
+    let serves = !by_table || serves(frontend, is_split);
+    (*roles, *policy, *returns_directly, *on_interface, source_ranges, *node_may_use, serves)
 }
 
 pub(super) fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element); 2] {

@@ -18,7 +18,7 @@ use super::reading::{self, Listed};
 use super::state::{Mode, Servers};
 use super::wanted::Changed;
 use crate::backoff::RulesRetry;
-use crate::config::{Binding, Families};
+use crate::config::Families;
 use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::Family;
@@ -43,22 +43,10 @@ impl Mode {
         observed.ours.clone_from(&self.leaving);
     }
 
-    /// Networks that cannot be local as a whole, and why; empty if already reported.
-    fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
-        let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
-        if !self.by_routes && pass.config().ipvs.binding == Binding::Routes {
-            limited.push(format!(
-                "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
-                self.names.device
-            ));
-        }
-        if pass.config().ipvs.mark_split && !pass.config().splits_local() {
-            limited.push(
-                "ipvs.markSplit: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, pods and \
-                 this node get local endpoints too where a policy says Local"
-                    .to_owned(),
-            );
-        }
+    /// Settings without effect, and networks that cannot be local as a whole, and why; empty if already reported.
+    fn limited(&mut self, routes: Option<&Routes>) -> Vec<String> {
+        let unusable = routes.into_iter().flat_map(|routes| &routes.unusable).map(ToString::to_string);
+        let limited: Vec<String> = unusable.chain(self.ineffective.iter().cloned()).collect();
         if limited == self.told {
             return Vec::new();
         }
@@ -67,7 +55,13 @@ impl Mode {
     }
 
     /// The differences from the desired state, without what is held back.
-    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold_back: Hold<'_>, report: &mut Report) -> Option<Plan> {
+    fn compare(
+        &self,
+        pass: Pass<'_>,
+        routes: Option<&Routes>,
+        hold_back: Hold<'_>,
+        report: &mut Report,
+    ) -> Option<Plan> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -77,10 +71,12 @@ impl Mode {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }
         let mut plan = diff(wanted, observed, &self.drains, scope(pass.full), config);
-        let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
-        let [add, delete] = routes.diff(wanted, observed, scope(all_routes), config);
-        plan.stage(Phase::Serve).routes = add;
-        plan.stage(Phase::Clean).routes = delete;
+        if let Some(routes) = routes {
+            let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
+            let [add, delete] = routes.diff(wanted, observed, scope(all_routes), config);
+            plan.stage(Phase::Serve).routes = add;
+            plan.stage(Phase::Clean).routes = delete;
+        }
         let held = hold_back(losing(&plan).collect(), observed);
         if !held.is_empty() {
             hold(&held, &mut plan, observed);
@@ -299,11 +295,11 @@ impl modes::Mode for Mode {
 
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         self.note_leaving(&pass);
-        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let mut plan = self.compare(pass, &routes, hold, report)?;
+        let routes = (!self.knows_no_routes).then(|| Routes::new(&self.wanted(pass.desired), pass.facts));
+        let mut plan = self.compare(pass, routes.as_ref(), hold, report)?;
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);
-        report.limited = self.limited(&routes, pass);
+        report.limited = self.limited(routes.as_ref());
         let readings = reading::read_rest(self, pass, &mut plan, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
@@ -312,6 +308,10 @@ impl modes::Mode for Mode {
         let forget = flows_to_forget(self, &pass, &plan);
         for operation in drained {
             plan.retire_from(&operation.virtual_server()).push(operation);
+        }
+        if let (Guards::Nft(tables), Some(observed)) = (&mut self.guards, &self.observed) {
+            let is_new = pass.full || self.new_facts || plan.stages.values().any(|stage| !stage.routes.is_empty());
+            plan.layouts = tables.layouts(&pass, routes.as_ref(), observed, is_new);
         }
         complete(self, pass, &mut plan, &readings, report);
         if let Some(before) = before {

@@ -28,7 +28,7 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &
     let of_marks = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
     let keys = of_marks.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
     plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect();
-    plan.names.clone_from(&mode.names);
+    plan.names = Some(mode.names.clone());
     let has_device = reading::has_device(pass.host, &mode.names);
     plan.stage(Phase::Prepare).device = pass.full && !has_device && !mode.by_routes;
     let clean = plan.stage(Phase::Clean);
@@ -50,7 +50,6 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &
             order_by_rules(mode, programs, pass, plan);
         }
         Guards::Nft(tables) => {
-            plan.layouts = tables.layouts(&pass, wanted, observed);
             plan_tables(wanted, tables, pass.full, plan);
         }
     }

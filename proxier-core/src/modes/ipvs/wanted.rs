@@ -12,7 +12,7 @@ use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
-use super::lower::{Server, entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
+use super::lower::{Server, entries_of_mark, exposure, frontend_entries, needs_entries, real_servers, service_entries};
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
@@ -126,6 +126,11 @@ impl FrontendObserver for Recorded {
             // Also one that drains.
             let mark = index.marks.server(&frontend);
             changed.virtual_servers.extend(mark.into_iter().chain([key]));
+        }
+        let of = [(before, mark_before), (after, mark_after)];
+        let [old, new] = of.map(|(of, mark)| Some((mark, exposure(of?, index.by_table, mark.is_some()))));
+        if old == new {
+            return;
         }
         put(&mut index.barred, key, after.is_some_and(Frontend::is_barred_from_node));
         for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {

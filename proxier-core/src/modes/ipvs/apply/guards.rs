@@ -37,7 +37,8 @@ impl<'a> Run<'a, '_> {
                 continue;
             }
             let count: usize = entries.values().map(Vec::len).sum();
-            let written = write(layout, change, (phase.action(), entries), (self.observed, &mut self.basis), tables);
+            let basis = self.basis.get_or_insert_default();
+            let written = write(layout, change, (phase.action(), entries), (self.observed, basis), tables);
             self.effects.is_surprised |= written.is_surprise;
             if let Some(error) = written.failed {
                 let entries =
@@ -72,7 +73,7 @@ impl<'a> Run<'a, '_> {
                     && self.observed.entry(key, SetKind::LoadBalancerFirewall).is_some()
             };
             let why = if let Some(set) = self.missing.iter().find(is_referred) {
-                not_without_set(set.named(self.plan.names.prefix))
+                not_without_set(set.named(self.plan.names().prefix))
             } else if let Some(key) = self.left.iter().find(is_guarded) {
                 skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
             } else {

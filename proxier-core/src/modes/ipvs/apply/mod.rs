@@ -128,7 +128,7 @@ struct Run<'a, 'n> {
     plan: &'a Plan,
     wanted: &'a Wanted<'a>,
     observed: &'a mut Observed,
-    basis: Basis,
+    basis: Option<Basis>,
     drains: &'a mut Drains,
     leaving: &'a mut BTreeSet<VirtualServerKey>,
     unmade: &'a mut BTreeSet<VirtualServerKey>,
@@ -185,7 +185,7 @@ impl<'a> Run<'a, '_> {
             _ => false,
         };
         self.try_all(first.filter(|of| !is_of_whole(of)), ports);
-        if by_table {
+        if by_table && !(stage.tables.is_empty() && stage.entries.is_empty()) {
             self.write_tables(phase, stage, ports.tables);
         }
         if !stage.rules.is_empty() {

@@ -46,11 +46,11 @@ impl Guards {
         matches!(self, Guards::Nft(_))
     }
 
-    /// The state that the next writes of tables follow from.
-    pub(crate) fn take_basis(&mut self) -> nft::Basis {
+    /// The tables as just read, from which the next writes follow.
+    pub(crate) fn take_basis(&mut self) -> Option<nft::Basis> {
         match self {
-            Guards::Programs(_) => nft::Basis::default(),
-            Guards::Nft(tables) => std::mem::take(&mut tables.basis),
+            Guards::Programs(_) => None,
+            Guards::Nft(tables) => tables.basis.take(),
         }
     }
 

@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use ipset::{Element, IpSpan};
-use nftables::{Chain, Element as NftElement, Rule, TableKey};
+use nftables::{Chain, Rule, TableKey};
 
 use super::contents::{TableContents, encode, read};
 use super::layout::{KEEP, Layout};
@@ -22,7 +23,7 @@ use crate::ports::{PortErrorKind, Tables};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TableChange {
-    pub layout: Layout,
+    pub layout: Arc<Layout>,
     pub fate: Fate,
     /// Whether this process becomes the table's owner.
     claims: bool,
@@ -60,18 +61,19 @@ impl Changes for EntryChanges<'_> {
     fn outgoing(&self) -> LabelledTransaction<SetKind> {
         let (mut transaction, mut of_elements) = LabelledTransaction::default();
         if let Some(TableChange { layout, fate, claims, chains }) = self.change {
-            write_layout(&mut transaction, (*fate, *claims), layout, [], chains);
+            write_layout(&mut transaction, (*fate, *claims), &**layout, [], chains);
         }
-        for (kind, elements) in self.delete.iter().filter(|(_, elements)| !elements.is_empty()) {
-            of_elements.insert(transaction.len(), (*kind, Action::Delete));
-            // A map also finds its elements by their keys.
-            let elements = elements.iter().map(|element| NftElement::new(encode(*kind, element).key));
-            transaction.delete_elements(&self.layout.set(*kind), elements);
-        }
-        for (kind, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
-            of_elements.insert(transaction.len(), (*kind, Action::Add));
-            let elements = elements.iter().map(|element| encode(*kind, element));
-            transaction.add_elements(&self.layout.set(*kind), elements);
+        for (action, all) in [(Action::Delete, &self.delete), (Action::Add, &self.add)] {
+            for (kind, elements) in all.iter().filter(|(_, elements)| !elements.is_empty()) {
+                let Some(set) = self.layout.sets.get(kind) else { continue };
+                of_elements.insert(transaction.len(), (*kind, action));
+                let elements = elements.iter().map(|element| encode(*kind, element));
+                match action {
+                    // A map also finds its elements by their keys.
+                    Action::Delete => transaction.delete_elements(set, elements),
+                    _ => transaction.add_elements(set, elements),
+                };
+            }
         }
         (transaction, of_elements)
     }
@@ -97,35 +99,31 @@ impl TableChange {
     /// are bound.
     ///
     /// A new table protects destinations last, because until then the earlier proxy's rules still translate them.
-    pub(crate) fn compared(layout: &Layout, found: Option<&TableContents>) -> [Option<Self>; 2] {
+    pub(crate) fn compared(layout: &Arc<Layout>, found: Option<&TableContents>) -> [Option<Self>; 2] {
         let fate = match found {
             None => Fate::Make,
             Some(found) if found.is_other(layout) => Fate::Remake,
             Some(_) => Fate::Keep,
         };
         let there = |chain: &Chain| found.filter(|_| fate == Fate::Keep)?.shape.rules(chain.key.name.as_str());
-        let claims = fate == Fate::Keep && found.is_some_and(|found| found.shape.is_orphan(layout));
+        let claims = fate == Fate::Keep && found.is_some_and(|found| found.shape.is_orphan(&**layout));
         Self::differing(layout, (fate, claims), there)
     }
 
-    /// The same for a table that is as recorded in `written`. Chains follow from the layout, so equal layouts have
-    /// equal chains.
-    pub(crate) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
-        if layout == written {
-            return [None, None];
-        }
+    /// The same for a table that is as recorded in `written`.
+    pub(crate) fn changed(layout: &Arc<Layout>, written: &Layout) -> [Option<Self>; 2] {
         let written = written.chains();
         let there = |wanted: &Chain| written.iter().find(|(chain, _)| chain == wanted).map(|(_, rules)| rules);
         Self::differing(layout, (Fate::Keep, false), there)
     }
 
     /// The table with all its chains, to be created or recreated.
-    pub(super) fn full(layout: &Layout, fate: Fate) -> Self {
+    pub(super) fn full(layout: &Arc<Layout>, fate: Fate) -> Self {
         TableChange { layout: layout.clone(), fate, claims: false, chains: layout.chains() }
     }
 
     fn differing<'a>(
-        layout: &Layout,
+        layout: &Arc<Layout>,
         (fate, claims): (Fate, bool),
         there: impl Fn(&Chain) -> Option<&'a Vec<Rule>>,
     ) -> [Option<Self>; 2] {

@@ -23,7 +23,7 @@
 //! host, since another proxy has removed the device, is left to those programs. `ACCEPT` in table filter has no
 //! counterpart: no chain of nf_tables can overrule another table's drop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipset::SetType;
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
@@ -73,6 +73,8 @@ pub struct Layout {
     pub(super) by_routes: bool,
     /// Networks that are local as a whole. Packets in them that no Service serves are refused.
     pub(crate) guarded_networks: BTreeSet<Network>,
+    /// The sets, without their elements.
+    pub(super) sets: BTreeMap<SetKind, Set>,
 }
 
 pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
@@ -84,9 +86,9 @@ fn returned(rule: RuleBuilder) -> Rule {
 }
 
 impl Layout {
-    pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
-        Layout {
-            table: table(family, &facts.config().names),
+    pub(crate) fn new(table: TableKey, family: Family, facts: &NodeFacts) -> Self {
+        let mut layout = Layout {
+            table,
             flags: table::flags(facts.config()),
             family,
             mark: facts.config().masquerade_bit.mask(),
@@ -96,7 +98,10 @@ impl Layout {
             pods: PodTraffic::from_facts(facts, family),
             by_routes: false,
             guarded_networks: BTreeSet::new(),
-        }
+            sets: BTreeMap::new(),
+        };
+        layout.sets = SetKind::ALL_OF_NFT.into_iter().map(|kind| (kind, layout.set(kind))).collect();
+        layout
     }
 
     fn set_reference(kind: SetKind) -> SetReference {
@@ -115,7 +120,7 @@ impl Layout {
         }
     }
 
-    pub(super) fn set(&self, kind: SetKind) -> Set {
+    fn set(&self, kind: SetKind) -> Set {
         let key = NftSetKey { table: self.table.clone(), name: name(kind.nft_name()) };
         // Only operands unknown to nft could fail; a test creates all sets.
         let made = match kind {
@@ -293,7 +298,7 @@ impl table::Layout for Layout {
     }
 
     fn sets(&self) -> impl Iterator<Item = Set> {
-        SetKind::ALL_OF_NFT.into_iter().map(|kind| self.set(kind))
+        self.sets.values().cloned()
     }
 
     fn chains(&self) -> Vec<ChainRules> {

@@ -5,8 +5,10 @@ mod contents;
 mod layout;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
+use nftables::TableKey;
 
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
@@ -14,7 +16,6 @@ use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::{Contents, Observed, records};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{self, is_ours, remove_table};
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
@@ -33,9 +34,11 @@ pub(crate) use layout::table;
 
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    pub(crate) written: BTreeMap<Family, Layout>,
+    pub(crate) written: BTreeMap<Family, Arc<Layout>>,
+    /// The layouts that follow from the node facts, and from routes and marks in the kernel, until these change.
+    wanted: BTreeMap<Family, Arc<Layout>>,
     /// The tables as just read, until a plan is carried out.
-    pub(crate) basis: Basis,
+    pub(crate) basis: Option<Basis>,
     /// Families that nftables mode still serves.
     served_by_nftables_mode: Vec<Family>,
 }
@@ -61,7 +64,7 @@ impl Tables {
                 }
             }
         }
-        self.basis = Basis::new(generation, read_tables);
+        self.basis = Some(Basis::new(generation, read_tables));
         (contents, failed)
     }
 
@@ -92,35 +95,44 @@ impl Tables {
     }
 
     /// The layouts that the kernel must have: for the desired state, and for existing objects until they are deleted.
+    /// `is_new`: node facts or routes may have changed.
     pub(crate) fn layouts(
-        &self,
+        &mut self,
         pass: &Pass<'_>,
-        wanted: &Wanted<'_>,
+        routes: Option<&Routes>,
         observed: &Observed,
-    ) -> BTreeMap<Family, Layout> {
-        let routes = Routes::new(wanted, pass.facts);
+        is_new: bool,
+    ) -> BTreeMap<Family, Arc<Layout>> {
+        // A split that is not configured ends with its last entry.
+        let is_split = |layout: &Arc<Layout>| layout.split.is_some() && !pass.config().splits_local();
+        if !is_new && !self.wanted.values().any(is_split) {
+            return self.wanted.clone();
+        }
         let layout = |family| {
-            let mut layout = Layout::new(family, pass.facts);
+            let mut layout = Layout::new(table(family, &pass.config().names), family, pass.facts);
             layout.keeps = !self.served_by_nftables_mode.contains(&family);
             let split = observed.sets.get(&SetKey::new(family, SetKind::LocalSplit));
             if split.is_some_and(|entries| !entries.is_empty()) {
                 layout.split = Some(pass.config().ipvs.mark_range);
             }
-            layout.by_routes = routes.is_on || observed.routes.has_family(family);
-            let networks = routes.whole.iter().chain(observed.routes.whole.keys());
+            layout.by_routes = routes.is_some_and(|routes| routes.is_on) || observed.routes.has_family(family);
+            let networks = routes.into_iter().flat_map(|routes| &routes.whole).chain(observed.routes.whole.keys());
             layout.guarded_networks = networks.filter(|of| Family::of(of.addr()) == family).copied().collect();
-            (family, layout)
+            (family, Arc::new(layout))
         };
-        pass.families().map(layout).collect()
+        self.wanted = pass.families().map(layout).collect();
+        self.wanted.clone()
     }
 
     /// Changes of the tables besides their elements: before virtual servers, and after their addresses are bound.
-    pub(crate) fn changes(&self, layouts: &BTreeMap<Family, Layout>, full: bool) -> [Vec<TableChange>; 2] {
+    pub(crate) fn changes(&self, layouts: &BTreeMap<Family, Arc<Layout>>, full: bool) -> [Vec<TableChange>; 2] {
         let [mut first, mut last] = [Vec::new(), Vec::new()];
         for (family, layout) in layouts {
-            let [before, after] = match (full, self.basis.found(*family), self.written.get(family)) {
+            let found = self.basis.as_ref().and_then(|basis| basis.found(*family));
+            let [before, after] = match (full, found, self.written.get(family)) {
                 (true, Some(found), _) => TableChange::compared(layout, found.as_ref()),
-                (false, _, Some(written)) => TableChange::changed(layout, written),
+                // Chains follow from the layout, so equal layouts have equal chains.
+                (false, _, Some(written)) if written != layout => TableChange::changed(layout, written),
                 _ => [None, None],
             };
             first.extend(before);
@@ -188,8 +200,7 @@ pub fn trials(
     tables: &mut dyn TablesPort,
 ) -> Vec<(Family, Result<()>)> {
     nft::trials(families, tables, |transaction, family, name| {
-        let mut layout = Layout::new(family, facts);
-        layout.table.name = name.clone();
+        let mut layout = Layout::new(TableKey { family: family.into(), name: name.clone() }, family, facts);
         layout.split = layout.split.or(Some(MarkRange::default()));
         layout.by_routes = true;
         write_layout(transaction, (Fate::Make, false), &layout, [], &layout.chains());
