@@ -11,11 +11,6 @@ use super::{Family, InvalidValue};
 /// It is always in the kernel's normal form, so that different spellings are equal. Host bits are cleared, `/32` and
 /// `/128` are dropped, a range that is exactly one network becomes that network, and a reversed range is swapped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "String", into = "String")
-)]
 pub struct IpSpan(Repr);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

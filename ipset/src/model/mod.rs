@@ -158,6 +158,9 @@ macro_rules! converts_as_text {
                 value.to_string()
             }
         }
+
+        #[cfg(feature = "serde")]
+        netlink_batch::serde_as_text!($name, "a string");
     )*};
 }
 

@@ -128,11 +128,6 @@ impl Interface {
 
 /// An Ethernet address. Prints as `ipset save` does: `01:23:45:67:89:AB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "String", into = "String")
-)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl fmt::Display for MacAddr {

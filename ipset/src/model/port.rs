@@ -7,11 +7,6 @@ use super::InvalidValue;
 
 /// An IP protocol, 1 to 255. Printed by name if `ipset` has one, otherwise by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "String", into = "String")
-)]
 pub struct Protocol(u8);
 
 impl Protocol {
@@ -133,11 +128,6 @@ impl FromStr for Protocol {
 
 /// One port, or a range, both ends inclusive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "String", into = "String")
-)]
 pub struct PortRange {
     first: u16,
     last: u16,
@@ -196,11 +186,6 @@ impl FromStr for PortRange {
 
 /// A protocol and its ports. For ICMP the port holds type and code; for protocols without ports it is 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "String", into = "String")
-)]
 pub struct Ports {
     protocol: Protocol,
     range: PortRange,

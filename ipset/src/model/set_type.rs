@@ -131,7 +131,6 @@ macro_rules! types {
         base $base:literal, bucketsize $bucketsize:expr, netmask $netmask:expr, bitmask $bitmask:expr;)*) => {
         /// A set type.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "String", into = "String"))]
         #[non_exhaustive]
         pub enum SetType {
             $($(#[$doc])* #[doc = concat!("`", $text, "`.")] $name,)*
