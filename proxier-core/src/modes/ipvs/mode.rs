@@ -300,11 +300,8 @@ impl modes::Mode for Mode {
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);
         report.limited = self.limited(routes.as_ref());
-        let readings = reading::read_rest(self, pass, &mut plan, report, ports);
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
-        }
-        let drained = self.judge_drains(&pass, &readings.draining);
+        let draining = reading::read_rest(self, pass, &mut plan, report, ports);
+        let drained = self.judge_drains(&pass, &draining);
         let forget = flows_to_forget(self, &pass, &plan);
         for operation in drained {
             plan.retire_from(&operation.virtual_server()).push(operation);
@@ -313,7 +310,7 @@ impl modes::Mode for Mode {
             let is_new = pass.full || self.new_facts || plan.stages.values().any(|stage| !stage.routes.is_empty());
             plan.layouts = tables.layouts(&pass, routes.as_ref(), observed, is_new);
         }
-        complete(self, pass, &mut plan, &readings, report);
+        complete(self, pass, routes.as_ref(), &mut plan, report);
         if let Some(before) = before {
             self.drains = before;
         }

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 
 use ipvs::{Operation, VirtualServerKey};
 
-use super::plan::{Phase, Plan, RulesChange};
+use super::binding::Routes;
+use super::plan::{Phase, Plan};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
-use crate::modes::ipvs::reading::{self, PassInputs};
+use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
@@ -16,41 +17,34 @@ use crate::modes::shared::flows::to_forget;
 use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
-use crate::plan::report::{Report, Unread};
-use crate::ports::{PortError, UdpServices};
+use crate::plan::report::Report;
+use crate::ports::UdpServices;
 use crate::snapshot::is_usable_by_service;
 
-/// Completes a plan by device and rules, from tracked values; reads and changes nothing. Reports rules that could not
-/// be compared, and other programs' changes.
-pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &PassInputs, report: &mut Report) {
+/// Completes a plan by device, tables and the order of its operations, from tracked values; reads and changes nothing.
+/// Reports other programs' changes.
+pub(super) fn complete(mode: &Mode, pass: Pass<'_>, routes: Option<&Routes>, plan: &mut Plan, report: &mut Report) {
     let Some(observed) = &mode.observed else { return };
     let wanted = &mode.wanted(pass.desired);
     let of_marks = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
     let keys = of_marks.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
     plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect();
     plan.names = Some(mode.names.clone());
-    let has_device = reading::has_device(pass.host, &mode.names);
-    plan.stage(Phase::Prepare).device = pass.full && !has_device && !mode.by_routes;
-    let clean = plan.stage(Phase::Clean);
-    clean.device = pass.full && has_device && mode.by_routes && {
-        let going: BTreeSet<_> = clean.addresses.iter().collect();
-        observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
-    };
+    if pass.full {
+        let has_device = reading::has_device(pass.host, &mode.names);
+        plan.stage(Phase::Prepare).device = !has_device && !mode.by_routes;
+        let clean = plan.stage(Phase::Clean);
+        clean.device = has_device && mode.by_routes && {
+            let going: BTreeSet<_> = clean.addresses.iter().collect();
+            observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
+        };
+    }
     match &mode.guards {
         Guards::Programs(programs) => {
-            for (family, new, dump) in &readings.rules {
-                match plan_rules(programs, *family, new, dump, plan) {
-                    Ok(()) => drop(plan.inputs.insert(*family, new.clone())),
-                    Err(error) => {
-                        plan.rules_put_off.insert(*family);
-                        report.unread.push(error);
-                    }
-                }
-            }
-            order_by_rules(mode, programs, pass, plan);
+            order_by_rules(mode, programs, routes, pass, plan);
         }
         Guards::Nft(tables) => {
-            plan_tables(wanted, tables, pass.full, plan);
+            plan_tables(wanted, tables, routes, pass.full, plan);
         }
     }
     report.drift = Vec::new();
@@ -100,31 +94,30 @@ pub(super) fn flows_to_forget(mode: &Mode, pass: &Pass<'_>, plan: &Plan) -> UdpS
 }
 
 /// Adds the changes of tables, which are written with their entries; sets have no separate operations.
-fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, full: bool, plan: &mut Plan) {
+fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, routes: Option<&Routes>, full: bool, plan: &mut Plan) {
     let [first, last] = tables.changes(&plan.layouts, full);
-    let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family).collect();
+    let families = first.iter().map(|change| change.layout.family);
+    let networks = |family| tables.written.get(&family).map(|layout| &layout.guarded_networks);
+    let changing = families.map(|family| (family, networks(family))).collect();
     let prepare = plan.stage(Phase::Prepare);
     prepare.sets.clear();
     prepare.tables = first;
     plan.stage(Phase::Retire).tables = last;
-    let layouts = plan.layouts.iter().filter(|(family, _)| changing.contains(family));
-    let networks = layouts.map(|(family, layout)| {
-        let before = tables.written.get(family).map(|layout| &layout.guarded_networks);
-        (*family, (layout.guarded_networks.clone(), before))
-    });
-    note_guarded(wanted, &networks.collect(), plan);
+    note_guarded(wanted, routes, &changing, plan);
 }
 
-/// The networks that the new rules of families guard, and those that the present ones do, if known.
-type GuardedNetworks<'a> = BTreeMap<Family, (BTreeSet<Network>, Option<&'a BTreeSet<Network>>)>;
-
 /// Records what must not be served before the rules of these families: new virtual servers with source ranges, and new
-/// networks that the present rules do not guard.
-fn note_guarded(wanted: &Wanted<'_>, changing: &GuardedNetworks<'_>, plan: &mut Plan) {
+/// networks that the present rules, if known, do not guard.
+fn note_guarded(
+    wanted: &Wanted<'_>,
+    routes: Option<&Routes>,
+    changing: &BTreeMap<Family, Option<&BTreeSet<Network>>>,
+    plan: &mut Plan,
+) {
     let lacks_guard = |network: &Network| {
-        let of_family = changing.get(&Family::of(network.addr()));
-        of_family
-            .is_some_and(|(new, before)| new.contains(network) && before.is_none_or(|before| !before.contains(network)))
+        let guarded = changing.get(&Family::of(network.addr()));
+        routes.is_some_and(|routes| routes.whole.contains(network))
+            && guarded.is_some_and(|guarded| guarded.is_none_or(|guarded| !guarded.contains(network)))
     };
     let routes = plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes);
     plan.guarded_networks = routes.map(|route| route.network).filter(lacks_guard).collect();
@@ -138,36 +131,8 @@ fn note_guarded(wanted: &Wanted<'_>, changing: &GuardedNetworks<'_>, plan: &mut 
     plan.guarded = added.filter(|key| changing.contains_key(&key.family().into()) && has_ranges(key)).collect();
 }
 
-fn plan_rules(
-    programs: &Programs,
-    family: Family,
-    inputs: &rules::Inputs,
-    dump: &iptables::Dump,
-    plan: &mut Plan,
-) -> Result<(), Unread> {
-    let changes = |inputs: &rules::Inputs| {
-        let changes = rules::compile(inputs).map_err(PortError::from).and_then(|rules| rules.changes(dump));
-        changes.map_err(|error| Unread::new(format_args!("rules of {}", family.name()), error))
-    };
-    let all = changes(inputs)?;
-    if all.is_empty() {
-        return Ok(());
-    }
-    let mut change = RulesChange { family, changes: all, without: Vec::new() };
-    for capabilities in inputs.capabilities.reduced() {
-        let changes = changes(&rules::Inputs { capabilities, ..inputs.clone() })?;
-        // Skip it if the reduced rules are the same, because the kernel would refuse them again.
-        if changes != change.changes {
-            change.without.push((capabilities, changes));
-        }
-    }
-    let late = programs.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
-    plan.stage(if late { Phase::Clean } else { Phase::Serve }).rules.push(change);
-    Ok(())
-}
-
 /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
-fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut Plan) {
+fn order_by_rules(mode: &Mode, programs: &Programs, routes: Option<&Routes>, pass: Pass<'_>, plan: &mut Plan) {
     let wanted = &mode.wanted(pass.desired);
     let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
     let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
@@ -203,10 +168,9 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
         mode.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
     };
     plan.move_unguarded_operations_first(needs, is_there);
-    let networks = compared.iter().map(|(family, (new, before))| {
-        (*family, (new.guarded_networks.clone(), before.map(|before| &before.guarded_networks)))
-    });
-    note_guarded(wanted, &networks.collect(), plan);
+    let networks =
+        compared.iter().map(|(family, (_, before))| (*family, before.map(|before| &before.guarded_networks)));
+    note_guarded(wanted, routes, &networks.collect(), plan);
 }
 
 /// Whether another program changed the object of an operation: the input did not.

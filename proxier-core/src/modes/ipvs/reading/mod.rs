@@ -14,7 +14,7 @@ use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::{Contents, Observed};
-use crate::modes::ipvs::plan::{Phase, Plan};
+use crate::modes::ipvs::plan::{Phase, Plan, RulesChange};
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
@@ -22,7 +22,7 @@ use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
-use crate::ports::{Ipvs, Ports, Result, Rules};
+use crate::ports::{Ipvs, PortError, Ports, Result, Rules};
 use crate::snapshot::HostAddresses;
 
 /// Reads virtual servers and the dummy device's addresses. `sets`: the records that identify this proxy's virtual
@@ -118,36 +118,24 @@ mod tests;
 /// The real servers of a virtual server, or why they could not be listed.
 pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>>);
 
-/// What was read besides the tables, once the differences were known.
-#[derive(Default)]
-pub(crate) struct PassInputs {
-    /// Draining real servers that were due.
-    pub(super) draining: Vec<Listed>,
-    /// Families whose rules may have to change, with the kernel's rules.
-    pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
-    /// Families whose rules need not change.
-    pub(crate) rules_stay: Vec<Family>,
-}
-
-/// Reads what the plan needs besides the tables, and adds timeouts to it. Parts that cannot be read are reported and
-/// postponed.
+/// Reads what the plan needs besides the tables, and adds timeouts and rules to it. Parts that cannot be read are
+/// reported and postponed. Returns the draining real servers that were due.
 pub(super) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
     plan: &mut Plan,
     report: &mut Report,
     ports: &mut Ports<'_>,
-) -> PassInputs {
+) -> Vec<Listed> {
     let due = mode.drains.due(pass.now).into_iter();
     let draining = due.map(|key| (key, ports.ipvs.real_servers(&key))).collect();
-    let mut readings = PassInputs { draining, ..PassInputs::default() };
     if pass.full {
         match timeout_changes(ports.ipvs, &mode.timeouts) {
             Ok(timeouts) => plan.stage(Phase::Prepare).timeouts = timeouts,
             Err(error) => report.unread.push(error),
         }
     }
-    let Guards::Programs(programs) = &mode.guards else { return readings };
+    let Guards::Programs(programs) = &mode.guards else { return draining };
     for family in pass.families() {
         if !pass.full && has_same_rules(mode, programs, family) {
             continue;
@@ -157,16 +145,12 @@ pub(super) fn read_rest(
             report.rules_put_off.insert(family);
             continue;
         }
-        match read_rules(mode, programs, pass, family, plan, ports.rules) {
-            Ok(None) => readings.rules_stay.push(family),
-            Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
-            Err(error) => {
-                plan.rules_put_off.insert(family);
-                report.unread.push(error);
-            }
+        if let Err(error) = read_rules(mode, programs, pass, family, plan, ports.rules) {
+            plan.rules_put_off.insert(family);
+            report.unread.push(Unread::new(format_args!("rules of {}", family.name()), error));
         }
     }
-    readings
+    draining
 }
 
 /// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, otherwise of those that changed.
@@ -196,29 +180,53 @@ pub(super) fn inputs(mode: &Mode, programs: &Programs, pass: Pass<'_>, family: F
     inputs
 }
 
-/// Reads a family's rules, with the inputs of the required ones; `None` if the kernel is known to have them.
+/// Reads a family's rules, unless the kernel is known to have the required ones, and adds their changes to the plan.
 fn read_rules(
     mode: &Mode,
     programs: &Programs,
     pass: Pass<'_>,
     family: Family,
-    plan: &Plan,
+    plan: &mut Plan,
     port: &mut dyn Rules,
-) -> Result<Option<(rules::Inputs, iptables::Dump)>, Unread> {
-    let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
+) -> Result<()> {
     let mut inputs = inputs(mode, programs, pass, family, plan);
     match programs.rules.get(&family).filter(|_| !pass.full) {
         Some(written) => {
             inputs.capabilities = written.capabilities;
             if inputs == *written {
-                return Ok(None);
+                plan.inputs.insert(family, inputs);
+                return Ok(());
             }
         }
-        None => inputs.capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?,
+        None => inputs.capabilities.random_fully &= port.has_random_fully(family)?,
     }
-    let dump = port.dump(family).map_err(unread)?;
+    let dump = port.dump(family)?;
     inputs.input_drops = dump.table(&TableName::FILTER).is_some_and(|filter| drops(filter, "INPUT", &Known::FIRST));
-    Ok(Some((inputs, dump)))
+    plan_rules(programs, &inputs, &dump, plan)?;
+    plan.inputs.insert(family, inputs);
+    Ok(())
+}
+
+/// Adds the changes from a family's rules to those that follow from `inputs`.
+fn plan_rules(programs: &Programs, inputs: &rules::Inputs, dump: &iptables::Dump, plan: &mut Plan) -> Result<()> {
+    let family = inputs.family;
+    let changes =
+        |inputs: &rules::Inputs| rules::compile(inputs).map_err(PortError::from).and_then(|rules| rules.changes(dump));
+    let all = changes(inputs)?;
+    if all.is_empty() {
+        return Ok(());
+    }
+    let mut change = RulesChange { family, changes: all, without: Vec::new() };
+    for capabilities in inputs.capabilities.reduced() {
+        let changes = changes(&rules::Inputs { capabilities, ..inputs.clone() })?;
+        // Skip it if the reduced rules are the same, because the kernel would refuse them again.
+        if changes != change.changes {
+            change.without.push((capabilities, changes));
+        }
+    }
+    let late = programs.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
+    plan.stage(if late { Phase::Clean } else { Phase::Serve }).rules.push(change);
+    Ok(())
 }
 
 /// Whether the rules of a family cannot have changed. Costs O(changed entries), while building `Inputs` costs O(guarded
