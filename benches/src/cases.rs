@@ -10,12 +10,12 @@ use ipvs::proc::Connections;
 use proxier_core::config::{Config, RulesBy};
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::diff::{Scope, diff};
+use proxier_core::modes::ipvs::diff::diff;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
-use proxier_core::modes::ipvs::wanted::Recorded;
+use proxier_core::modes::ipvs::wanted::{EVERYTHING, Recorded};
 use proxier_core::net::Family;
 use proxier_core::objects::EndpointSliceObject;
 use proxier_core::service::{Indexed, NodeFacts};
@@ -101,7 +101,7 @@ fn full(Size { services, endpoints }: Size) -> Result<(), Failure> {
     let (world, empty, drains) = (World::new(services, endpoints), Observed::default(), Drains::default());
     counted(usize::try_from(services * (endpoints + 1))?, || {
         let all = world.compiled();
-        server_operations(&black_box(diff(&all.wanted(), &empty, &drains, Scope::All, world.facts.config())))
+        server_operations(&black_box(diff(&all.wanted(), &empty, &drains, &EVERYTHING, world.facts.config())))
     })
 }
 
@@ -109,7 +109,7 @@ fn unchanged(Size { services, endpoints }: Size) -> Result<(), Failure> {
     let world = World::converged(services, endpoints);
     counted(0, || {
         let (wanted, config) = (world.all.wanted(), world.facts.config());
-        let plan = diff(&wanted, &world.observed, &world.drains, Scope::All, config);
+        let plan = diff(&wanted, &world.observed, &world.drains, &EVERYTHING, config);
         usize::from(!plan.is_empty())
     })
 }
@@ -291,7 +291,7 @@ impl World {
         self.all = self.compiled();
         drop(std::mem::take(&mut self.all.index.changed));
         let wanted = self.all.wanted();
-        let plan = diff(&wanted, &self.observed, &self.drains, Scope::All, self.facts.config());
+        let plan = diff(&wanted, &self.observed, &self.drains, &EVERYTHING, self.facts.config());
         self.observed.apply(&plan, &wanted);
     }
 
@@ -300,8 +300,8 @@ impl World {
         let changed = self.store.upsert_slice(slice);
         self.all.refresh(&self.store, &self.facts, &changed);
         let changed = std::mem::take(&mut self.all.index.changed);
-        let (wanted, scope) = (self.all.wanted(), Scope::Changed(&changed));
-        let plan = diff(&wanted, &self.observed, &self.drains, scope, self.facts.config());
+        let wanted = self.all.wanted();
+        let plan = diff(&wanted, &self.observed, &self.drains, &changed, self.facts.config());
         for family in self.facts.config().families.iter() {
             black_box(Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default()));
         }

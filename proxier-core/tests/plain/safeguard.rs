@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use proxier_core::modes::ipvs::diff::{Scope, diff, hold, losing};
+use proxier_core::modes::ipvs::diff::{diff, hold, losing};
 use proxier_core::modes::ipvs::drain::{Drains, Policy};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::Plan;
+use proxier_core::modes::ipvs::wanted::{Changed, EVERYTHING};
 use proxier_core::safeguard::{MassRemoval, Safeguard, Stopped};
 use proxier_core::time::Moment;
 use serde_json::json;
@@ -23,15 +24,15 @@ fn cluster(count: u8) -> (World, Observed) {
         add(&mut world, number);
     }
     let mut observed = Observed::default();
-    observed.apply(&plan(&world, &observed, Scope::All), &world.wanted());
+    observed.apply(&plan(&world, &observed, &EVERYTHING), &world.wanted());
     (world, observed)
 }
 
 /// The plan of a pass in which nothing drains.
-fn plan(world: &World, observed: &Observed, scope: Scope<'_>) -> Plan {
+fn plan(world: &World, observed: &Observed, changed: &Changed) -> Plan {
     let mut policy = Policy::default();
     policy.protocols.clear();
-    diff(&world.wanted(), observed, &Drains::new(policy), scope, &world.config)
+    diff(&world.wanted(), observed, &Drains::new(policy), changed, &world.config)
 }
 
 fn add(world: &mut World, number: u8) {
@@ -58,7 +59,7 @@ fn remove(world: &mut World, numbers: impl IntoIterator<Item = u8>) {
 
 /// Runs a full pass as the reconciler does: changes that the safeguard stops are held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
-    let mut changes = plan(world, observed, Scope::All);
+    let mut changes = plan(world, observed, &EVERYTHING);
     let stopped = safeguard.check(losing(&changes), observed, &world.store, world.wanted().desired(), now);
     if let Some(stopped) = &stopped {
         hold(&stopped.inherited().collect(), &mut changes, observed);
@@ -68,7 +69,7 @@ fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: 
 }
 
 fn in_step(world: &World, observed: &Observed) -> bool {
-    plan(world, observed, Scope::All).is_empty()
+    plan(world, observed, &EVERYTHING).is_empty()
 }
 
 #[test]

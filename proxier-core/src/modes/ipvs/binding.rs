@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::observed::{Observed, is_single};
-use super::wanted::{Scope, Wanted};
+use super::wanted::{Changed, Wanted};
 use crate::config::Config;
 pub use crate::modes::shared::networks::Unusable;
 use crate::modes::shared::networks::{network_of, usable};
@@ -85,12 +85,12 @@ impl Routes {
         !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)
     }
 
-    /// The routes of a scope to add and to delete. Those of families that are not configured are not changed.
+    /// The routes to add and to delete for what changed. Those of families that are not configured are not changed.
     pub(crate) fn diff(
         &self,
         wanted: &Wanted<'_>,
         observed: &Observed,
-        scope: Scope<'_>,
+        changed: &Changed,
         config: &Config,
     ) -> [Vec<LocalRoute>; 2] {
         let (mut add, mut delete) = (BTreeMap::new(), BTreeSet::new());
@@ -106,15 +106,11 @@ impl Routes {
                 delete.extend((!stays).then_some(network));
             }
         };
-        match scope {
-            Scope::All => {
-                wanted.addresses().map(Network::from).for_each(&mut compare);
-                observed.routes.iter().map(|(network, _)| network).chain(&self.whole).copied().for_each(compare);
-            }
-            Scope::Changed(changed) => {
-                changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
-            }
+        if changed.is_all {
+            wanted.addresses().map(Network::from).for_each(&mut compare);
+            observed.routes.iter().map(|(network, _)| network).chain(&self.whole).copied().for_each(&mut compare);
         }
+        changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
         let mut add: Vec<_> = add.into_iter().map(|(network, source)| LocalRoute { network, source }).collect();
         // Whole networks first.
         add.sort_by_key(|route| is_single(&route.network));

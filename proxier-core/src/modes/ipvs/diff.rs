@@ -1,5 +1,5 @@
 //! Compares the desired state with the observed one: the one function for full passes and for changes, which differ in
-//! their scope. Pure. The result is a plan, in which each operation has its phase.
+//! what they compare. Pure. The result is a plan, in which each operation has its phase.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +16,14 @@ use crate::modes::ipvs::observed::{Observed, entry_of};
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-pub use crate::modes::ipvs::wanted::Scope;
-use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::wanted::{Changed, Wanted};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::step::Action;
 use crate::safeguard::{Kernel, Loss};
 use crate::snapshot::{ObjectKey, is_usable_by_service};
 
-/// The operations that bring the objects of a scope to the desired state, without device, timeouts, routes, tables,
-/// rules and names.
+/// The operations that bring what changed to the desired state, without device, timeouts, routes, tables, rules and
+/// names. Costs O(changed). A missing set is created if it gets an entry.
 ///
 /// Families that are not configured are not changed. An undesired virtual server is deleted only if it is this proxy's
 /// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists
@@ -33,20 +32,18 @@ use crate::snapshot::{ObjectKey, is_usable_by_service};
 ///
 /// An undesired real server drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if its TCP
 /// or UDP endpoint serves although others are selected. One that is already draining is left to [`Drains`].
-pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, scope: Scope<'_>, config: &Config) -> Plan {
+pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, changed: &Changed, config: &Config) -> Plan {
     let (plan, serve, first) = (Plan::default(), BTreeMap::new(), BTreeSet::new());
     let mut diff = Diff { wanted, observed, drains, config, plan, serve, first };
-    match scope {
-        Scope::All => diff.all(),
-        Scope::Changed(changed) => {
-            changed.entries.iter().for_each(|(set, element)| diff.entry(*set, element));
-            changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
-            for key in &changed.virtual_servers {
-                match wanted.server(key) {
-                    Some(server) => diff.server(*key, &server),
-                    None => diff.unwanted(*key),
-                }
-            }
+    if changed.is_all {
+        diff.all();
+    }
+    changed.entries.iter().for_each(|(set, element)| diff.entry(*set, element));
+    changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
+    for key in &changed.virtual_servers {
+        match wanted.server(key) {
+            Some(server) => diff.server(*key, &server),
+            None => diff.unwanted(*key),
         }
     }
     diff.into_plan()
@@ -145,8 +142,7 @@ impl Diff<'_> {
             return;
         }
         let there = self.observed.virtual_servers.get(&key);
-        let is_config_same = there.is_some_and(|there| there.config == wanted.config);
-        if is_config_same && there.is_some_and(|there| wanted.real_servers.is_same(&there.real_servers)) {
+        if there == Some(wanted) {
             return;
         }
         let serve = match (rank(self.wanted.owner(&key), &key), key) {
@@ -164,7 +160,7 @@ impl Diff<'_> {
             serve.extend(wanted.real_servers.iter().map(|real| Operation::AddRealServer(key, real)));
             return;
         };
-        serve.extend((!is_config_same).then_some(Operation::UpdateVirtualServer(server)));
+        serve.extend((there.config != wanted.config).then_some(Operation::UpdateVirtualServer(server)));
         for real in real_servers(key, (wanted, there), serve) {
             self.retire(key, real, there);
         }

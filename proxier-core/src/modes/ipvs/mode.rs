@@ -9,16 +9,16 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use super::apply::{Effects, apply};
 use super::binding::Routes;
-use super::diff::{Scope, diff, foreign, hold, losing};
+use super::diff::{diff, foreign, hold, losing};
 use super::guards::{Guards, migrate_backend, read_ipsets};
 use super::observed::{BoundRoutes, Contents, Observed};
 use super::pass_plan::{complete, flows_to_forget};
 use super::plan::{Phase, Plan};
 use super::reading::{self, Listed};
 use super::state::{Mode, Servers};
-use super::wanted::Changed;
+use super::wanted::{Changed, EVERYTHING};
 use crate::backoff::RulesRetry;
-use crate::config::Families;
+use crate::config::{Binding, Config, Families};
 use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::Family;
@@ -44,9 +44,22 @@ impl Mode {
     }
 
     /// Settings without effect, and networks that cannot be local as a whole, and why; empty if already reported.
-    fn limited(&mut self, routes: Option<&Routes>) -> Vec<String> {
-        let unusable = routes.into_iter().flat_map(|routes| &routes.unusable).map(ToString::to_string);
-        let limited: Vec<String> = unusable.chain(self.ineffective.iter().cloned()).collect();
+    fn limited(&mut self, routes: Option<&Routes>, config: &Config) -> Vec<String> {
+        let unusable = routes.into_iter().flat_map(|routes| &routes.unusable);
+        let mut limited: Vec<String> = unusable.map(ToString::to_string).collect();
+        if !self.by_routes && config.ipvs.binding == Binding::Routes {
+            limited.push(format!(
+                "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
+                self.names.device
+            ));
+        }
+        if config.ipvs.mark_split && !config.splits_local() {
+            limited.push(
+                "ipvs.markSplit: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, pods and \
+                 this node get local endpoints too where a policy says Local"
+                    .to_owned(),
+            );
+        }
         if limited == self.told {
             return Vec::new();
         }
@@ -65,15 +78,14 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let scope =
-            |all| if all || self.recorded.changed.is_all { Scope::All } else { Scope::Changed(&self.recorded.changed) };
+        let changed = |all| if all { &EVERYTHING } else { &self.recorded.changed };
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }
-        let mut plan = diff(wanted, observed, &self.drains, scope(pass.full), config);
+        let mut plan = diff(wanted, observed, &self.drains, changed(pass.full), config);
         if let Some(routes) = routes {
             let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
-            let [add, delete] = routes.diff(wanted, observed, scope(all_routes), config);
+            let [add, delete] = routes.diff(wanted, observed, changed(all_routes), config);
             plan.stage(Phase::Serve).routes = add;
             plan.stage(Phase::Clean).routes = delete;
         }
@@ -151,9 +163,7 @@ impl Mode {
         // Virtual servers that wait for rules or entries are served by the pass that writes those.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
             self.recorded.changed.virtual_servers.insert(*key);
-            if let VirtualServerKey::Address { addr, .. } = key {
-                self.recorded.changed.addresses.insert(*addr);
-            }
+            self.recorded.changed.addresses.extend(key.addr());
         }
     }
 
@@ -299,7 +309,10 @@ impl modes::Mode for Mode {
         let mut plan = self.compare(pass, routes.as_ref(), hold, report)?;
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);
-        report.limited = self.limited(routes.as_ref());
+        // Between full passes only networks change.
+        if pass.full || routes.is_some() {
+            report.limited = self.limited(routes.as_ref(), pass.config());
+        }
         let draining = reading::read_rest(self, pass, &mut plan, report, ports);
         let drained = self.judge_drains(&pass, &draining);
         let forget = flows_to_forget(self, &pass, &plan);

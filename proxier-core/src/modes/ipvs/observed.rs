@@ -79,8 +79,13 @@ impl Observed {
         }
     }
 
+    /// The entries of a set, in both variants.
+    fn of(&self, set: SetKey) -> impl Iterator<Item = &BTreeSet<Element>> {
+        [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set))
+    }
+
     fn has_or_had_entry(&self, set: SetKey, element: &Element) -> bool {
-        self.has_entry(set, element) || self.before.get(&set).is_some_and(|elements| elements.contains(element))
+        self.of(set).any(|elements| elements.contains(element))
     }
 
     /// The entries that record marks of Frontends, of all families.
@@ -95,8 +100,7 @@ impl Observed {
 
     /// The addresses and ports of node ports that this proxy serves, or served.
     fn served(&self, family: Family) -> impl Iterator<Item = &Element> {
-        let set = SetKey::new(family, SetKind::NodePortServed);
-        [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set)).flatten()
+        self.of(SetKey::new(family, SetKind::NodePortServed)).flatten()
     }
 
     /// Whether a virtual server is this proxy's, made by it or by one with the same sets. Then its address, protocol
@@ -122,8 +126,7 @@ impl Observed {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
         };
         // In a network of cluster IPs that we have made local as a whole, if the record of which is lost.
-        let record = SetKey::new(Family::of(addr), SetKind::ClusterIp);
-        let has_record = self.sets.contains_key(&record) || self.before.contains_key(&record);
+        let has_record = self.of(SetKey::new(Family::of(addr), SetKind::ClusterIp)).next().is_some();
         let is_in_network = || self.routes.whole.keys().any(|network| network.contains(&addr));
         let has_route = || self.routes.has(&Network::from(addr)) || (self.is_first && !has_record && is_in_network());
         let is_bound = || self.addresses.contains(&addr) || has_route();
@@ -136,12 +139,8 @@ impl Observed {
         let host = IpSpan::host(addr);
         // TCP has the lowest number of the protocols that Services have.
         let least = Element::IpPort(host, Ports::port(ipset::Protocol::TCP, 0));
-        let know = |sets: &Contents, kind| {
-            let elements = sets.get(&SetKey::new(Family::of(addr), kind));
-            let next = elements.and_then(|elements| elements.range(&least..).next());
-            matches!(next, Some(Element::IpPort(span, _)) if *span == host)
-        };
-        MARKING.into_iter().any(|kind| know(&self.sets, kind) || know(&self.before, kind))
+        let is_of_address = |elements: &BTreeSet<Element>| matches!(elements.range(&least..).next(), Some(Element::IpPort(span, _)) if *span == host);
+        MARKING.into_iter().any(|kind| self.of(SetKey::new(Family::of(addr), kind)).any(is_of_address))
     }
 
     /// Whether a virtual server is for a node port of a process that did not record its address.
@@ -180,10 +179,8 @@ impl Observed {
             return;
         }
         let recorded: BTreeSet<VirtualServerKey> = self.records().filter_map(split::server_of).collect();
-        let has_table = |key: &VirtualServerKey| {
-            let set = SetKey::new(key.family().into(), SetKind::SplitMark);
-            self.sets.contains_key(&set) || self.before.contains_key(&set)
-        };
+        let has_table =
+            |key: &VirtualServerKey| self.of(SetKey::new(key.family().into(), SetKind::SplitMark)).next().is_some();
         let of_marks = self.virtual_servers.keys().filter(|key| key.addr().is_none());
         let lost = of_marks.filter(|key| !recorded.contains(key) && !has_table(key)).copied().collect::<BTreeSet<_>>();
         if lost.is_empty() {
@@ -268,12 +265,9 @@ impl BoundRoutes {
     }
 
     pub(crate) fn has_family(&self, family: Family) -> bool {
-        let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
-            // Sorted by family.
-            let ends = [routes.keys().next(), routes.keys().next_back()];
-            ends.into_iter().flatten().any(|network| Family::of(network.addr()) == family)
-        };
-        ends(&self.whole) || ends(&self.singles)
+        // Sorted by family.
+        let ends = [&self.whole, &self.singles].map(|routes| [routes.keys().next(), routes.keys().next_back()]);
+        ends.as_flattened().iter().flatten().any(|network| Family::of(network.addr()) == family)
     }
 
     /// Whether an address is local because of a route other than the one for this network.
@@ -309,11 +303,8 @@ impl BoundRoutes {
 
 impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
     fn from_iter<I: IntoIterator<Item = (Network, Option<IpAddr>)>>(routes: I) -> Self {
-        let mut bound = Self::default();
-        for (network, source) in routes {
-            bound.insert(network, source);
-        }
-        bound
+        let (singles, whole) = routes.into_iter().partition(|(network, _)| is_single(network));
+        BoundRoutes { whole, singles }
     }
 }
 

@@ -12,7 +12,7 @@ use super::guards::{Guards, Programs};
 use super::observed::{Contents, Observed};
 use super::rules;
 use super::wanted::{Recorded, Wanted};
-use crate::config::{Binding, Config, KernelNames, RulesBy};
+use crate::config::{Config, KernelNames, RulesBy};
 use crate::plan::step::Step;
 use crate::service::Desired;
 
@@ -36,9 +36,7 @@ pub(crate) struct Mode {
     pub(super) by_routes: bool,
     /// Whether this proxy has no local routes, and will have none.
     pub(super) knows_no_routes: bool,
-    /// Settings that have no effect, each with the reason.
-    pub(super) ineffective: Vec<String>,
-    /// The last report of these, and of networks that are not local as a whole.
+    /// The last report of settings without effect, and of networks that are not local as a whole.
     pub(super) told: Vec<String>,
     pub(super) timeouts: TimeoutsUpdate,
     /// The tracked state of the variant that masquerades and guards.
@@ -79,7 +77,6 @@ impl Mode {
             by_routes: config.binds_by_routes(),
             // Other proxies' routes look the same.
             knows_no_routes: config.names != KernelNames::default(),
-            ineffective: ineffective(config),
             told: Vec::new(),
             timeouts: options.timeouts,
             guards: match config.ipvs.rules {
@@ -123,20 +120,4 @@ impl Mode {
             }
         }
     }
-}
-
-/// Settings that have no effect, each with the reason.
-fn ineffective(config: &Config) -> Vec<String> {
-    let binding = format!(
-        "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
-        config.names.device
-    );
-    let split = "ipvs.markSplit: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, pods and \
-                 this node get local endpoints too where a policy says Local"
-        .to_owned();
-    let settings = [
-        (config.ipvs.binding == Binding::Routes && !config.binds_by_routes(), binding),
-        (config.ipvs.mark_split && !config.splits_local(), split),
-    ];
-    settings.into_iter().filter_map(|(is_set, why)| is_set.then_some(why)).collect()
 }

@@ -66,13 +66,14 @@ pub struct Changed {
     pub is_all: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub enum Scope<'a> {
-    /// Everything.
-    All,
-    /// Only what changed: costs O(changed). A missing set is created if it gets an entry.
-    Changed(&'a Changed),
-}
+/// For a comparison of everything.
+pub static EVERYTHING: Changed = Changed {
+    virtual_servers: BTreeSet::new(),
+    addresses: BTreeSet::new(),
+    elsewhere: BTreeSet::new(),
+    entries: BTreeSet::new(),
+    is_all: true,
+};
 
 /// An index with a record of its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +84,7 @@ pub struct Recorded {
 
 impl Recorded {
     pub fn new(config: &Config) -> Self {
-        Recorded { index: Index::new(config), changed: Changed { is_all: true, ..Changed::default() } }
+        Recorded { index: Index::new(config), changed: EVERYTHING.clone() }
     }
 
     fn entry(&mut self, (set, element): (SetKey, Element), adds: bool) {

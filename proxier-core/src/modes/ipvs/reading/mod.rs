@@ -9,7 +9,7 @@ use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::{Config, KernelNames};
 use crate::modes::Pass;
-use crate::modes::ipvs::diff::{Scope, diff};
+use crate::modes::ipvs::diff::diff;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::lower::{RealServers, Server};
@@ -17,7 +17,7 @@ use crate::modes::ipvs::observed::{Contents, Observed};
 use crate::modes::ipvs::plan::{Phase, Plan, RulesChange};
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::state::Mode;
-use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::wanted::{EVERYTHING, Wanted};
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
@@ -63,7 +63,7 @@ fn read_virtual_servers(
     let snapshot = ipvs.snapshot_once()?;
     observed.virtual_servers = observed_servers(&snapshot, wanted);
     let is_as_wanted = is_settled && {
-        let plan = diff(wanted, observed, &Drains::default(), Scope::All, config);
+        let plan = diff(wanted, observed, &Drains::default(), &EVERYTHING, config);
         plan.is_empty() && plan.adopt_drains.is_empty()
     };
     if !is_as_wanted && !ipvs.is_still(&snapshot)? {

@@ -51,12 +51,8 @@ impl Capabilities {
                        bridge";
         let ipvs = "rules are written without match ipvs (module xt_ipvs): programs on this node reach load balancers whose \
                     source ranges leave it out";
-        match (self.physdev, self.ipvs) {
-            (true, true) => String::new(),
-            (false, true) => physdev.to_owned(),
-            (true, false) => ipvs.to_owned(),
-            (false, false) => format!("{physdev}; {ipvs}"),
-        }
+        let missing = [(self.physdev, physdev), (self.ipvs, ipvs)].into_iter().filter(|(has, _)| !has);
+        missing.map(|(_, lost)| lost).collect::<Vec<_>>().join("; ")
     }
 }
 
