@@ -246,6 +246,13 @@ fn a_network_waits_for_the_rules_that_guard_it() {
         let report = node.full();
         assert!(report.has_failed() && node.local_routes().contains(&V4.to_owned()), "{report:#?}");
         assert!(!node.kernel.state().ipvs.contains("203.0.113.20"), "{}", node.kernel.state().ipvs);
+        // One that the cluster names later, in a pass for changes.
+        node.kernel.clear_faults();
+        node.settle();
+        node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("10.120.0.0/24")], node.now);
+        let report = node.pass();
+        assert!(!report.full && skipped(&report).contains(&"local 10.120.0.0/24".to_owned()), "{report:#?}");
     }
 }
 
