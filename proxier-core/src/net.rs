@@ -37,37 +37,11 @@ impl Family {
         }
     }
 
-    pub(crate) fn unspecified(self) -> IpAddr {
+    /// `0.0.0.0` or `::`.
+    pub fn unspecified(self) -> IpAddr {
         match self {
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        }
-    }
-}
-
-/// Families to program.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Families {
-    /// IPv4 only.
-    V4,
-    /// IPv6 only.
-    V6,
-    /// Both. Default.
-    #[default]
-    Dual,
-}
-
-impl Families {
-    /// The families that it includes.
-    pub fn iter(self) -> impl Iterator<Item = Family> {
-        Family::ALL.into_iter().filter(move |family| self.has(*family))
-    }
-
-    pub(crate) fn has(self, family: Family) -> bool {
-        match self {
-            Families::V4 => family == Family::V4,
-            Families::V6 => family == Family::V6,
-            Families::Dual => true,
         }
     }
 }

@@ -9,7 +9,7 @@ use testkit::oracle::{self, Backend};
 
 use super::ground::{FOREIGN, has_ipvs, node_addresses};
 use super::mode::Mode;
-use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables, unspecified};
+use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables};
 use super::world::Family;
 use crate::Failure;
 use crate::network::tool;
@@ -213,7 +213,7 @@ fn of_rules(text: &str, family: Family) -> BTreeSet<String> {
     let places = ["nat", "filter"].into_iter().flat_map(|table| first.map(|chain| (table, chain)));
     for (table, rule) in places.flat_map(|(table, chain)| of(table, chain).map(move |rule| (table, rule))) {
         let address =
-            word_after(rule, "-d").map_or(Some(unspecified(family)), |text| text.split('/').next()?.parse().ok());
+            word_after(rule, "-d").map_or(Some(family.unspecified()), |text| text.split('/').next()?.parse().ok());
         let (Some(address), Some(protocol), Some(port)) =
             (address, word_after(rule, "-p"), word_after(rule, "--dport").and_then(|port| port.parse::<u16>().ok()))
         else {

@@ -4,7 +4,7 @@
 //! lines say which address and port is forwarded where ([`super::held`] extracts that from the tools' output).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use super::mode::Mode;
 use super::world::{Family, Host, Kind, Protocol, Ranges, Service, Way};
@@ -64,7 +64,7 @@ impl Tables {
         for way in [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort] {
             let places: Vec<SocketAddr> = match service.node_port().filter(|_| way == Way::NodePort) {
                 // Its chains match node ports by port alone.
-                Some(port) if mode == Mode::Iptables => vec![(unspecified(family), port).into()],
+                Some(port) if mode == Mode::Iptables => vec![(family.unspecified(), port).into()],
                 Some(port) => {
                     node.iter().filter(|ip| Family::of(**ip) == family).map(|ip| (*ip, port).into()).collect()
                 }
@@ -197,10 +197,6 @@ impl Tables {
         let missing = self.missing(kernel).map(|(tool, line)| format!("{tool}: missing: {line}"));
         missing.chain(kernel.missing(self).map(|(tool, line)| format!("{tool}: not wanted: {line}"))).collect()
     }
-}
-
-pub(super) fn unspecified(family: Family) -> IpAddr {
-    if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// `ipvsadm`'s option for a protocol.

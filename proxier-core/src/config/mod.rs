@@ -11,7 +11,6 @@ use std::net::IpAddr;
 
 use ::ipvs::model::Scheduler;
 
-pub use crate::net::Families;
 use crate::net::{Family, Network, is_reachable};
 use crate::objects::ConfigObject;
 use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
@@ -67,6 +66,33 @@ impl NodePortAddresses {
             NodePortAddresses::PrimaryAnd(networks) | NodePortAddresses::Within(networks) => {
                 networks.iter().any(|network| network.prefix_len() > 0 && network.contains(&family.localhost()))
             }
+        }
+    }
+}
+
+/// Families to program.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Both. Default.
+    #[default]
+    Dual,
+}
+
+impl Families {
+    /// The families that it includes.
+    pub fn iter(self) -> impl Iterator<Item = Family> {
+        Family::ALL.into_iter().filter(move |family| self.has(*family))
+    }
+
+    pub(crate) fn has(self, family: Family) -> bool {
+        match self {
+            Families::V4 => family == Family::V4,
+            Families::V6 => family == Family::V6,
+            Families::Dual => true,
         }
     }
 }

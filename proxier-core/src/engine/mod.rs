@@ -13,7 +13,6 @@ mod steps;
 mod surroundings;
 mod view;
 
-pub use crate::plan::report::Totals;
 pub use options::Options;
 pub use others::Removal;
 pub use schedule::Limits;

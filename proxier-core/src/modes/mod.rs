@@ -15,7 +15,6 @@ pub mod select;
 pub(crate) mod shared;
 pub mod userspace;
 
-pub use crate::plan::step::Names;
 pub(crate) use nftables::served_by_others;
 pub use shared::cleaned::Cleaned;
 pub use shared::networks::other_addresses;
@@ -39,7 +38,7 @@ use crate::ports::{
     Conntrack, LocalNetworks, PortErrorKind, Ports, Result, SysctlChange, Sysctls, Tables, UdpServices,
 };
 use crate::safeguard::{Kernel, Loss};
-use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
+use crate::service::{Changes, Compiled, Desired, Frontend, Names, NodeFacts};
 use crate::snapshot::{Abilities, HostAddresses};
 use crate::time::Moment;
 

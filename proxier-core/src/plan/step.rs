@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::named::named;
 use crate::net::Family;
-pub use crate::service::Names;
+pub(crate) use crate::service::Names;
 
 /// Verb of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]

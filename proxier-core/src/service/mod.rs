@@ -27,7 +27,7 @@ use crate::snapshot::{
 };
 use endpoints::{Choice, Resting, choose, count_ready_local, gather, weigh};
 
-pub use crate::snapshot::Roles;
+pub(crate) use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;
 pub use desired::{Conflict, Desired, Names};
 pub use endpoint_decision::{EndpointDecision, endpoint_decisions};

@@ -3,9 +3,10 @@
 use proxier_core::config::{Config, FastPath};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::{Kind, Names, fast_path};
+use proxier_core::modes::{Kind, fast_path};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
+use proxier_core::service::Names;
 use serde_json::{Value, json};
 
 use crate::node::{Node, add_table, checked, options_of};

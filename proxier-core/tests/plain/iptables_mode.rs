@@ -12,7 +12,7 @@ use proxier_core::net::Family;
 use proxier_core::plan::report::{Report, RuleCount};
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::service::{Indexed, NodeFacts};
+use proxier_core::service::{Indexed, Names, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
@@ -701,7 +701,7 @@ fn a_plan_is_the_text_for_the_program() {
     node.services(1);
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty());
-    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
+    let names = Names::new(node.proxier.store(), node.proxier.desired());
     let text: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     let text = text.join("\n");
     assert!(text.contains("+ frontend TCP 10.96.0.1:80 2 endpoints  (demo/s1:p)"), "{text}");

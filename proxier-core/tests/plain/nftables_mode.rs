@@ -17,8 +17,8 @@ use proxier_core::modes;
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{Listener, PortErrorKind};
-use proxier_core::service::{Packet, Roles};
-use proxier_core::snapshot::{FrontendSpec, ObjectKey, ObjectKind, TrafficPolicy};
+use proxier_core::service::{Names, Packet};
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, ObjectKind, Roles, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::node::{Node, add_table, commit, delete_table, kernel, options_of, prepared, steps};
@@ -663,7 +663,7 @@ fn a_plan_is_told_step_by_step() {
     node.settles();
     let told = |node: &mut Node| -> Vec<String> {
         let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-        let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
+        let names = Names::new(node.proxier.store(), node.proxier.desired());
         plan.steps(&names).map(|step| step.to_string()).collect()
     };
     assert_eq!(told(&mut node), [""; 0]);

@@ -110,11 +110,8 @@ impl Found {
     /// The kernel's endpoints for a Frontend, if they can be read.
     fn endpoints(&self, key: &FrontendKey) -> Option<BTreeSet<EndpointKey>> {
         let all = self.endpoints.as_ref()?;
-        let any: IpAddr = match key.family() {
-            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let found = all.get(key).or_else(|| all.get(&FrontendKey { address: any, ..*key }));
+        let any = FrontendKey { address: key.family().unspecified(), ..*key };
+        let found = all.get(key).or_else(|| all.get(&any));
         Some(found.cloned().unwrap_or_default())
     }
 }

@@ -10,9 +10,9 @@ use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
-use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
+use proxier_core::service::{EndpointDecision, Frontend, endpoint_decisions, why_left_out};
 use proxier_core::sketch::KernelState;
-use proxier_core::snapshot::{ObjectKey, Service, ServicePort, Store, TrafficPolicy};
+use proxier_core::snapshot::{ObjectKey, Roles, Service, ServicePort, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::commands::mentions::{self, Mention};

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use proxier_core::engine::{Reconciler, Removal};
 use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::modes::{Kind, Names, Plan, sysctl_changes};
+use proxier_core::modes::{Kind, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::SysctlChange;
+use proxier_core::service::Names;
 use proxier_core::sketch::Sketch;
 use serde_json::{Value, json};
 

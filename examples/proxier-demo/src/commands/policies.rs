@@ -7,8 +7,8 @@ use proxier_core::engine::Reconciler;
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs as ipvs_mode;
 use proxier_core::objects::{ServiceObject, ServiceSpec};
-use proxier_core::service::{Frontend, Roles};
-use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
+use proxier_core::service::Frontend;
+use proxier_core::snapshot::{Annotation, Balancing, Roles, Service, TrafficPolicy};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs::VirtualServerKey;
-use proxier_core::modes::Names;
 use proxier_core::modes::ipvs::Draining;
 use proxier_core::net::FrontendKey;
 use proxier_core::plan::report::Refused;
-use proxier_core::service::Frontend;
+use proxier_core::service::{Frontend, Names};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::json;
 

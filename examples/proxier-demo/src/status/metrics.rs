@@ -22,12 +22,11 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
 use proxier_core::config::Families;
-use proxier_core::engine::Totals;
 use proxier_core::modes::Kind;
 use proxier_core::modes::localhost_relay::LocalhostNodePorts;
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::net::{ByFamily, Family, FrontendKey};
-use proxier_core::plan::report::RuleCount;
+use proxier_core::plan::report::{RuleCount, Totals};
 
 use crate::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
 use crate::sources::cluster::requests::{Outcomes, Requests};

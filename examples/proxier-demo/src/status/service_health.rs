@@ -1,7 +1,7 @@
 //! The health-check node ports of Services, with which load balancers ask each node whether it has local endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -25,9 +25,9 @@ pub fn listen_addresses(facts: &NodeFacts) -> ListenAddresses {
 /// The addresses to bind; an unspecified one stands for its whole family.
 fn addresses(listening: &ListenAddresses) -> BTreeSet<IpAddr> {
     let mut addresses = BTreeSet::new();
-    for (open, all) in [(&listening.v4, Ipv4Addr::UNSPECIFIED.into()), (&listening.v6, Ipv6Addr::UNSPECIFIED.into())] {
-        match open {
-            OpenOn::All => drop(addresses.insert(all)),
+    for family in Family::ALL {
+        match listening.of(family) {
+            OpenOn::All => drop(addresses.insert(family.unspecified())),
             OpenOn::These(these) => addresses.extend(these),
         }
     }

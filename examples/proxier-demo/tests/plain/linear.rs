@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use proxier_core::engine::Options;
-use proxier_core::modes::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::service::Names;
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use proxier_demo::engine::Engine;

@@ -15,10 +15,10 @@ use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::config::Config;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::modes::{Kind, Names, ipvs as ipvs_mode};
+use proxier_core::modes::{Kind, ipvs as ipvs_mode};
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::service::{Desired, NodeFacts};
+use proxier_core::service::{Desired, Names, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
 use proxier_core::net::EndpointKey;
-use proxier_core::service::{Frontend, Roles};
-use proxier_core::snapshot::{ServicePort, TrafficPolicy};
+use proxier_core::service::Frontend;
+use proxier_core::snapshot::{Roles, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
 use super::counters::{Counters, ServerCounters};
