@@ -79,6 +79,13 @@ impl Rule {
 }
 
 impl CanonicalRule {
+    /// The same without comments.
+    #[must_use]
+    pub fn without_comments(mut self) -> Self {
+        self.comments.clear();
+        self
+    }
+
     /// Removes the defaults of this family.
     pub(crate) fn in_family(mut self, family: Family) -> Self {
         let connlimits = self.matches.iter_mut().filter(|m| family == Family::Ipv4 && m.name == "connlimit");

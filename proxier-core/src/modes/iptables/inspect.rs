@@ -9,7 +9,6 @@ use super::lines::SharedChain;
 use super::names;
 use super::observed::{LineSubject, lines, reached};
 use super::settings::LOCALHOST_COUNTER;
-use super::spelling;
 use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::net::{EndpointKey, Family, FrontendKey};
 
@@ -30,7 +29,7 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
         }
         let chain = shared.name().map(|name| name.as_str().to_owned()).unwrap_or_default();
         if !is_of_localhost {
-            inspection.parts.insert(format!("{} {chain}: {}", shared.table(), spelling::text(rule)), String::new());
+            inspection.parts.insert(format!("{} {chain}: {}", shared.table(), rule.canonical()), String::new());
         }
         if let Some(counters) = rule.counters.filter(|_| shared.table() == TableName::NAT) {
             packets = Some(packets.unwrap_or(0_u64).saturating_add(counters.packets));
@@ -41,7 +40,7 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
     let Some(nat) = dump.table(&TableName::NAT) else { return inspection };
     for name in reached(dump, &found) {
         let rules = nat.chain(name).map_or(&[][..], |chain| &chain.rules);
-        let texts: Vec<String> = rules.iter().map(spelling::text).collect();
+        let texts: Vec<String> = rules.iter().map(|rule| rule.canonical().to_string()).collect();
         inspection.parts.insert(format!("nat chain {name}"), texts.join(" | "));
         for endpoint in rules.iter().filter_map(destination) {
             inspection.parts.insert(format!("endpoint {endpoint}"), String::new());

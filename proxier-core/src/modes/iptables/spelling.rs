@@ -7,8 +7,8 @@ use iptables::{Rule, Token};
 /// Whether both rules have the same meaning. `comments`: whether their comments must be equal too.
 pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
     let quick = || words(a, comments).zip(words(b, comments)).is_some_and(|(a, b)| a == b);
-    let slow = || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b));
-    quick() || slow()
+    let meaning = |rule: &Rule| if comments { rule.canonical() } else { rule.canonical().without_comments() };
+    quick() || meaning(a) == meaning(b)
 }
 
 pub(super) fn same_rules(a: &[Rule], b: &[Rule], comments: bool) -> bool {
@@ -25,17 +25,8 @@ pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
         let (a, b) = (a.iter().map(|rule| words(rule, true)), b.iter().map(|rule| words(rule, true)));
         sorted(a).zip(sorted(b)).is_some_and(|(a, b)| a == b)
     };
-    let meanings = |rules: &[Rule]| sorted(rules.iter().map(|rule| Some(canonical(rule))));
+    let meanings = |rules: &[Rule]| sorted(rules.iter().map(|rule| Some(rule.canonical())));
     a.len() == b.len() && (quick() || meanings(a) == meanings(b))
-}
-
-/// A rule as text that is the same for all spellings of a meaning.
-pub(super) fn text(rule: &Rule) -> String {
-    canonical(rule).to_string()
-}
-
-fn canonical(rule: &Rule) -> iptables::CanonicalRule {
-    plain(rule, true).unwrap_or_else(|| rule.clone()).canonical()
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -94,32 +85,6 @@ fn plain_value<'r>(option: &str, value: &'r str) -> Cow<'r, str> {
         "--probability" => fixed_point(value).map_or(value.into(), Into::into),
         _ => value.into(),
     }
-}
-
-/// The rule without the kernel's additions to the matches `recent` and `statistic`; `None` if it cannot be written.
-fn plain(rule: &Rule, comments: bool) -> Option<Rule> {
-    let mut words = rule.tokens().iter().map(Token::as_str).peekable();
-    let mut plain: Vec<String> = Vec::with_capacity(rule.tokens().len());
-    while let Some(word) = words.next() {
-        match word {
-            "-m" if !comments && words.peek() == Some(&"comment") => drop(words.next()),
-            "--comment" => {
-                let text = words.next();
-                if comments {
-                    plain.push(word.to_owned());
-                    plain.extend(text.map(str::to_owned));
-                }
-            }
-            "--rsource" => {}
-            "--mask" if words.peek().is_some_and(|mask| is_all_ones(mask)) => drop(words.next()),
-            "--probability" => {
-                plain.push(word.to_owned());
-                plain.extend(words.next().map(|text| fixed_point(text).unwrap_or_else(|| text.to_owned())));
-            }
-            word => plain.push(word.to_owned()),
-        }
-    }
-    Rule::from_args(plain).ok()
 }
 
 fn is_all_ones(mask: &str) -> bool {
