@@ -6,8 +6,7 @@ use std::net::SocketAddr;
 use iptables::{Dump, Rule, TableName, Token};
 
 use super::lines::SharedChain;
-use super::names;
-use super::observed::{LineSubject, lines, reached};
+use super::observed::{LineSubject, lines, reached, serving};
 use super::settings::LOCALHOST_COUNTER;
 use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::net::{EndpointKey, Family, FrontendKey};
@@ -53,27 +52,16 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
 /// packets of their connections. A node port is at address 0.0.0.0 or `::`.
 pub fn list_frontends(dump: &Dump, family: Family) -> BTreeMap<FrontendKey, ServedFrontend> {
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
-    for (shared, rule, place) in lines(dump, family) {
-        let key = match place {
-            LineSubject::Address(key) => key,
-            LineSubject::NodePort(protocol, port) => FrontendKey::new(protocol, family.unspecified(), port),
-            LineSubject::HealthCheck(_) => continue,
-        };
-        let Some(target) = rule.target() else { continue };
-        let (leads, refuses) = (names::is_of_service(&TableName::NAT, target), matches!(target, "REJECT" | "DROP"));
-        match shared {
-            SharedChain::Services | SharedChain::NodePorts if leads => {
-                let served = all.entry(key).or_default();
-                let of_rule = BTreeMap::from([(shared, vec![rule.clone()])]);
-                served.add(reached(dump, &of_rule).into_iter().flat_map(|chain| endpoints(dump, chain)));
-                if let Some(counters) = rule.counters {
-                    served.connections = Some(served.connections.unwrap_or_default().saturating_add(counters.packets));
-                }
-            }
-            SharedChain::NoEndpoints | SharedChain::NoExternalEndpoints if refuses => {
-                all.entry(key).or_default().add(None);
-            }
-            _ => {}
+    for (key, has_endpoints, shared, rule) in serving(dump, family) {
+        let served = all.entry(key).or_default();
+        if !has_endpoints {
+            served.add(None);
+            continue;
+        }
+        let of_rule = BTreeMap::from([(shared, vec![rule.clone()])]);
+        served.add(reached(dump, &of_rule).into_iter().flat_map(|chain| endpoints(dump, chain)));
+        if let Some(counters) = rule.counters {
+            served.connections = Some(served.connections.unwrap_or_default().saturating_add(counters.packets));
         }
     }
     all

@@ -19,6 +19,15 @@ pub(super) enum LineSubject {
 }
 
 impl LineSubject {
+    /// The Frontend, if it is one. A node port is at address 0.0.0.0 or `::`.
+    fn frontend(self, family: Family) -> Option<FrontendKey> {
+        match self {
+            LineSubject::Address(key) => Some(key),
+            LineSubject::NodePort(protocol, port) => Some(FrontendKey::new(protocol, family.unspecified(), port)),
+            LineSubject::HealthCheck(_) => None,
+        }
+    }
+
     /// What a line is about; `None` for a line that belongs to no Service.
     pub(super) fn from_rule(chain: SharedChain, rule: &Rule, family: Family) -> Option<Self> {
         let (mut address, mut protocol, mut port) = (None, None, None);
@@ -68,26 +77,28 @@ pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared
     rules.filter_map(move |(shared, rule)| Some((shared, rule, LineSubject::from_rule(shared, rule, family)?)))
 }
 
+/// The lines that decide about connections: the Frontend of each, and whether it leads to endpoints or refuses. A node
+/// port is at address 0.0.0.0 or `::`.
+pub(super) fn serving(dump: &Dump, family: Family) -> impl Iterator<Item = (FrontendKey, bool, SharedChain, &Rule)> {
+    lines(dump, family).filter_map(move |(shared, rule, place)| {
+        let (target, key) = (rule.target()?, place.frontend(family)?);
+        let has_endpoints = match shared {
+            SharedChain::Services | SharedChain::NodePorts if names::is_of_service(&TableName::NAT, target) => true,
+            SharedChain::NoEndpoints | SharedChain::NoExternalEndpoints if matches!(target, "REJECT" | "DROP") => false,
+            _ => return None,
+        };
+        Some((key, has_endpoints, shared, rule))
+    })
+}
+
 /// The Frontends that a family's rules serve, and whether they have endpoints. A node port is served at each of these
 /// addresses.
 pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> BTreeMap<FrontendKey, bool> {
     let mut served = BTreeMap::new();
-    for (shared, rule, place) in lines(dump, family) {
-        let Some(target) = rule.target() else { continue };
-        let has_endpoints = match shared {
-            SharedChain::Services | SharedChain::NodePorts if names::is_of_service(&TableName::NAT, target) => true,
-            SharedChain::NoEndpoints | SharedChain::NoExternalEndpoints if matches!(target, "REJECT" | "DROP") => false,
-            _ => continue,
-        };
-        let mut serve = |key: FrontendKey| *served.entry(key).or_default() |= has_endpoints;
-        match place {
-            LineSubject::Address(key) => serve(key),
-            LineSubject::NodePort(protocol, port) => {
-                for address in node_addresses {
-                    serve(FrontendKey::new(protocol, *address, port));
-                }
-            }
-            LineSubject::HealthCheck(_) => {}
+    for (key, has_endpoints, ..) in serving(dump, family) {
+        let own = [key.address];
+        for address in if key.address.is_unspecified() { node_addresses } else { &own } {
+            *served.entry(FrontendKey { address: *address, ..key }).or_default() |= has_endpoints;
         }
     }
     served
