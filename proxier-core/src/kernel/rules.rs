@@ -12,7 +12,7 @@ use iptables::{
 
 use super::{PacketCounters, TablesPort};
 use crate::compat;
-use crate::net::Family;
+use crate::net::{ByFamily, Family};
 use crate::parallel;
 use crate::ports::{PortError, PortErrorKind, Result, Rules, Tables as _};
 
@@ -25,8 +25,8 @@ pub struct RulesPort<R> {
     runner: R,
     choice: BackendChoice,
     limits: Limits,
-    v4: Option<Iptables<R>>,
-    v6: Option<Iptables<R>>,
+    /// The programs of each family, once found.
+    programs: ByFamily<Option<Iptables<R>>>,
     survey: Option<(Instant, Survey)>,
     listed: BTreeMap<Family, (Instant, Dump)>,
     /// Shows which chains exist if the programs cannot.
@@ -70,13 +70,13 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// Creates a port that uses the programs found by this runner.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
         let tables = TablesPort::new(nftables::Client::open);
-        let (listed, counters) = (BTreeMap::new(), PacketCounters::default());
-        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed, tables, counters }
+        let (programs, listed, counters) = (ByFamily::default(), BTreeMap::new(), PacketCounters::default());
+        RulesPort { runner, choice, limits, programs, survey: None, listed, tables, counters }
     }
 
     /// The back end in use, once detected.
     pub fn backend(&self) -> Option<Backend> {
-        self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
+        self.programs.v4.as_ref().or(self.programs.v6.as_ref()).map(Iptables::backend)
     }
 
     /// The back end, once settled.
@@ -114,23 +114,15 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.listed.clear();
     }
 
-    /// The programs of a family, once found.
-    fn known(&mut self, family: Family) -> &mut Option<Iptables<R>> {
-        match family {
-            Family::V4 => &mut self.v4,
-            Family::V6 => &mut self.v6,
-        }
-    }
-
     fn take_programs(&mut self, family: Family) -> Result<Iptables<R>> {
-        self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
+        self.programs.of_mut(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
     /// Keeps the programs for the next call, unless the answer shows that they are missing or use another back end now.
     fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T> {
         let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
-            *self.known(family) = Some(iptables);
+            *self.programs.of_mut(family) = Some(iptables);
         }
         answer
     }
@@ -274,7 +266,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             if is_surveyed || self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at)) {
                 continue;
             }
-            let known = self.known(family).take();
+            let known = self.programs.of_mut(family).take();
             is_surveyed = known.is_none();
             questions.push((family, known));
         }
@@ -302,7 +294,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
                     surveyed.1.map(|opened| opened.with_limits(self.limits))
                 }),
             };
-            *self.known(family) = opened;
+            *self.programs.of_mut(family) = opened;
         }
     }
 
@@ -311,7 +303,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             return;
         }
         self.limits.lock_wait = wait;
-        for known in [&mut self.v4, &mut self.v6] {
+        for family in Family::ALL {
+            let known = self.programs.of_mut(family);
             *known = known.take().map(|iptables| iptables.with_limits(self.limits));
         }
     }
@@ -332,7 +325,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         // A refusal tells nothing about the programs.
         let iptables = self.take_programs(family)?;
         let answer = iptables.check(transaction).map_err(|error| port_error(&error));
-        *self.known(family) = Some(iptables);
+        *self.programs.of_mut(family) = Some(iptables);
         answer
     }
 

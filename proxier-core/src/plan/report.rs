@@ -146,10 +146,7 @@ impl Applied {
         self.lacks.extend(before.lacks);
         self.restored.extend(before.restored);
         self.flows.add(before.flows);
-        for family in Family::ALL {
-            let failures = self.partial_restore_failures.of_mut(family);
-            *failures = failures.saturating_add(*before.partial_restore_failures.of(family));
-        }
+        self.partial_restore_failures.add(before.partial_restore_failures);
     }
 
     /// Records the outcome of one call for one operation.

@@ -16,7 +16,7 @@ use crate::backoff::RulesRetry;
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
 use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Work};
-use crate::net::{Family, FrontendKey};
+use crate::net::{ByFamily, Family, FrontendKey};
 use crate::parallel;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
@@ -56,7 +56,7 @@ pub(crate) struct Mode {
     left: Option<u32>,
     /// Frontends that the kernel serves, and whether they have endpoints.
     known: BTreeMap<FrontendKey, bool>,
-    families: BTreeMap<Family, FamilyRules>,
+    families: ByFamily<FamilyRules>,
     /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
 }
@@ -110,7 +110,7 @@ impl Mode {
             base: None,
             left: None,
             known: BTreeMap::new(),
-            families: BTreeMap::new(),
+            families: ByFamily::default(),
             held: BTreeSet::new(),
         }
     }
@@ -119,7 +119,7 @@ impl Mode {
     fn set_settings(&mut self, facts: &NodeFacts) -> bool {
         let differs = self.index.set_settings(facts, self.allowed());
         for family in self.index.families() {
-            self.families.entry(family).or_default().everything |= differs;
+            self.families.of_mut(family).everything |= differs;
         }
         differs
     }
@@ -201,7 +201,9 @@ impl Mode {
                 self.give_up_counters(why);
                 // The next pass removes them from the rules without a pause.
                 self.new_facts = true;
-                self.families.values_mut().for_each(|state| state.retry = None);
+                for family in Family::ALL {
+                    self.families.of_mut(family).retry = None;
+                }
                 true
             }
             Counters::Refused if !written.is_empty() && written.iter().all(|of| of.is_done) => {
@@ -247,14 +249,9 @@ impl Mode {
         made
     }
 
-    fn state(&self, family: Family) -> Option<&FamilyRules> {
-        self.families.get(&family)
-    }
-
     /// Whether the last attempt failed a moment ago.
     fn is_put_off(&self, family: Family, now: Moment) -> bool {
-        let retry = self.state(family).and_then(|state| state.retry.as_ref());
-        retry.is_some_and(|retry| retry.at > now)
+        self.families.of(family).retry.as_ref().is_some_and(|retry| retry.at > now)
     }
 
     /// The families that must be read, because these changes cannot start from the last write. A full pass reads what
@@ -264,7 +261,7 @@ impl Mode {
     }
 
     fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
-        let Some(state) = self.state(family) else { return true };
+        let state = self.families.of(family);
         pass.full && (self.base.is_none() || self.base != self.left || !state.refused.is_empty())
             || !state.is_known
             || !self.held.is_empty()
@@ -301,7 +298,7 @@ impl Mode {
 
     /// A family's rules are unknown, and tried again after a pause.
     fn failed(&mut self, family: Family, now: Moment) {
-        let state = self.families.entry(family).or_default();
+        let state = self.families.of_mut(family);
         state.is_known = false;
         state.retry.get_or_insert_with(|| RulesRetry::new(self.seed)).failed(now);
     }
@@ -315,8 +312,7 @@ impl Mode {
         from_nothing: Option<NewRules>,
     ) -> Result<FamilyPlan> {
         let wanted = self.index.wanted(pass.desired);
-        let unknown = FamilyRules::default();
-        let state = self.state(family).unwrap_or(&unknown);
+        let state = self.families.of(family);
         match dump {
             Some(dump) => {
                 // A full pass retries all; other passes retry only those that changed.
@@ -335,8 +331,8 @@ impl Mode {
     fn drift(&self, pass: &Pass<'_>, plan: &IptablesPlan) -> Vec<Step> {
         let mut drift = Vec::new();
         for plan in &plan.families {
-            let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
-            if plan.transaction.is_empty() || state.everything {
+            let state = self.families.of(plan.family);
+            if !state.is_known || plan.transaction.is_empty() || state.everything {
                 continue;
             }
             let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
@@ -376,7 +372,7 @@ impl Mode {
 
     fn rule_counts(&self, written: &[WriteOutcome]) -> Vec<RuleCount> {
         let of = |family: Family| {
-            let total = self.state(family)?.rules?;
+            let total = self.families.of(family).rules?;
             let written = written.iter().find(|written| written.family == family).map(|written| written.lines);
             Some(total.told(written.unwrap_or_default(), family))
         };
@@ -396,12 +392,12 @@ impl Mode {
         if !written.is_done {
             if written.is_surprise {
                 // Read at once, not after a pause.
-                self.families.entry(family).or_default().is_known = false;
+                self.families.of_mut(family).is_known = false;
             } else {
                 self.failed(family, now);
             }
         }
-        let state = self.families.entry(family).or_default();
+        let state = self.families.of_mut(family);
         if let Some(refused) = &written.refused {
             state.refused.clone_from(refused);
         }
@@ -459,8 +455,8 @@ impl modes::Mode for Mode {
 
     fn forget_kernel(&mut self) {
         self.compared = false;
-        for state in self.families.values_mut() {
-            state.is_known = false;
+        for family in Family::ALL {
+            self.families.of_mut(family).is_known = false;
         }
     }
 
@@ -560,7 +556,7 @@ impl modes::Mode for Mode {
     }
 
     fn next_wake(&self) -> Option<Moment> {
-        let retries = self.families.values().filter_map(|state| state.retry.as_ref());
+        let retries = Family::ALL.into_iter().filter_map(|family| self.families.of(family).retry.as_ref());
         retries.map(|retry| retry.at).min().filter(|_| self.compared)
     }
 
