@@ -256,12 +256,8 @@ impl Reconciler {
         let (cluster, host) = (Cluster::new(node_name), Host::new(options.host.tcp_be_liberal));
         let mut facts = NodeFacts::new(&options.config, &cluster.node, &host.addresses);
         options.mode.describe(&mut facts, options.iptables);
-        let mut store = Store::new(node_name).with_abilities(of_mode.abilities);
-        if options.config.lets(MayAskFor::NODE_WEIGHTS) {
-            store = store.keep_nodes();
-        }
         Reconciler {
-            store,
+            store: Store::of_mode(node_name, of_mode.abilities, options.config.lets(MayAskFor::NODE_WEIGHTS)),
             cluster,
             host,
             desired: Desired::new(),

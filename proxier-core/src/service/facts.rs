@@ -96,7 +96,7 @@ impl NodeFacts {
 
     /// Sets the weights of nodes by name. Their endpoints get them if the configuration allows annotations to decide it
     /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes
-    /// ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
+    /// ([`Store::of_mode`](crate::snapshot::Store::of_mode)).
     pub(crate) fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
         if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;
@@ -166,6 +166,12 @@ impl NodeFacts {
     #[doc(hidden)]
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// Whether the node's primary address of a family is in these networks.
+    pub(crate) fn is_node_in(&self, networks: Option<&[Network]>, family: Family) -> bool {
+        let is_in = |node: IpAddr| networks.is_some_and(|networks| networks.iter().any(|of| of.contains(&node)));
+        self.node_address(family).is_some_and(is_in)
     }
 
     /// The first network of this node's pods of a family in the Node object.

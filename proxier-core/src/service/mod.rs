@@ -227,12 +227,12 @@ fn compile_service<'a>(
             extras.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
             let mut rows = table(service, port, cluster_ip, facts);
             let context = Context { service, port, facts, balancing };
+            let is_elsewhere_only = choice.is_elsewhere_only(&candidates);
             let (mut internal, mut external) = (false, false);
             for row in &mut rows {
-                row.elsewhere_only = choice.is_elsewhere_only(&candidates);
                 row.leave_out_reserved(&context, &choice, &mut extras.rejected);
                 let lacks_local = if row.role == Roles::CLUSTER_IP { &mut internal } else { &mut external };
-                *lacks_local |= row.lacks_local();
+                *lacks_local |= is_elsewhere_only && row.needs_local();
             }
             compiled.no_local_endpoints.note(family, internal, external);
             let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
@@ -294,12 +294,11 @@ pub(crate) fn compile_frontends(
             compiled.no_local_endpoints.note(spec.key.family(), is_internal, !is_internal);
         }
         let ranges = spec.source_ranges.as_deref();
-        let node = facts.node_address(spec.key.family());
-        let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
+        let node_may_use = facts.is_node_in(ranges, spec.key.family());
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
         let weighs = !spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS);
         let weights: Option<Arc<[(EndpointKey, u16)]>> = weighs.then(|| spec.weights.as_slice().into());
-        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
+        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node_may_use)));
         compiled.ports.extend(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
@@ -316,7 +315,7 @@ pub(crate) fn compile_frontends(
             weights,
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
-            node_may_use: node.is_some_and(in_ranges),
+            node_may_use,
             port,
         }));
     }
@@ -335,7 +334,6 @@ struct Row {
     addresses: Vec<IpAddr>,
     port: u16,
     policy: TrafficPolicy,
-    elsewhere_only: bool,
 }
 
 /// Values that all Frontends of a Service port share.
@@ -396,7 +394,7 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Node
     };
     let on_node = port.node_port.map(|_| facts.node_port_addresses(family).collect());
     let external_ips = if facts.config.without_external_ips { &[] } else { &service.external_ips[..] };
-    let row = |role, addresses, port, policy| Row { role, addresses, port, policy, elsewhere_only: false };
+    let row = |role, addresses, port, policy| Row { role, addresses, port, policy };
     let (internal, external) = (service.internal_policy, service.external_policy);
     [
         row(Roles::CLUSTER_IP, vec![cluster_ip], port.port, internal),
@@ -424,8 +422,8 @@ impl Row {
         });
     }
 
-    fn lacks_local(&self) -> bool {
-        self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty()
+    fn needs_local(&self) -> bool {
+        self.policy == TrafficPolicy::Local && !self.addresses.is_empty()
     }
 
     fn is_external(&self) -> bool {
@@ -443,8 +441,6 @@ impl Row {
         let (service, facts) = (context.service, context.facts);
         let family = Family::of(address);
         let ranges = service.source_ranges.of(family).as_ref().filter(|_| self.role == Roles::LOAD_BALANCER);
-        let node = facts.node_address(family);
-        let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         Frontend {
             key: FrontendKey::new(context.port.protocol, address, self.port),
             roles: self.role,
@@ -459,7 +455,7 @@ impl Row {
             returns_directly: asked.returns_directly && self.is_external(),
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
-            node_may_use: node.is_some_and(in_ranges),
+            node_may_use: facts.is_node_in(ranges.map(|ranges| &**ranges), family),
             port: common.cloned(),
         }
     }

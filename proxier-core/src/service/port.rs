@@ -68,9 +68,6 @@ impl Port {
             all_free && !reserved.iter().any(|(place, _)| everywhere(place))
         };
         let node_port = port.node_port.filter(is_free);
-        let source_ranges = service.source_ranges.of(family).as_deref();
-        let node_may_use = facts.node_address(family).is_some_and(|node| contain(source_ranges, node));
-        let load_balancer_ips = addresses(Roles::LOAD_BALANCER);
         Port {
             name: name(&service.key, &port.name),
             protocol: port.protocol,
@@ -78,7 +75,7 @@ impl Port {
             port: port.port,
             cluster_ip: addresses(Roles::CLUSTER_IP).first().copied(),
             node_port,
-            load_balancer_ips: load_balancer_ips.into(),
+            load_balancer_ips: addresses(Roles::LOAD_BALANCER).into(),
             is_external: node_port.is_some()
                 || [Roles::EXTERNAL_IP, Roles::LOAD_BALANCER, Roles::NODE_PORT]
                     .into_iter()
@@ -89,12 +86,12 @@ impl Port {
             local: choice.local.clone(),
             affinity_secs: service.affinity_secs,
             source_ranges: service.source_ranges.of(family).clone(),
-            node_may_use,
+            node_may_use: facts.is_node_in(service.source_ranges.of(family).as_deref(), family),
         }
     }
 
     /// An agent's Frontend as a port, named after its address and port.
-    pub(super) fn of_agent(key: &ObjectKey, spec: &FrontendSpec, node: Option<IpAddr>) -> Self {
+    pub(super) fn of_agent(key: &ObjectKey, spec: &FrontendSpec, node_may_use: bool) -> Self {
         let has = |role| spec.roles.contains(role);
         let at = EndpointKey::new(spec.key.address, spec.key.port).to_string();
         let load_balancer_ips = if has(Roles::LOAD_BALANCER) { &[spec.key.address][..] } else { &[] };
@@ -113,17 +110,13 @@ impl Port {
             local: spec.local.as_slice().into(),
             affinity_secs: spec.affinity_secs,
             source_ranges: spec.source_ranges.as_deref().map(Into::into),
-            node_may_use: node.is_some_and(|node| contain(spec.source_ranges.as_deref(), node)),
+            node_may_use,
         }
     }
 
     pub(crate) fn has_endpoints(&self) -> bool {
         !self.cluster.is_empty() || !self.local.is_empty()
     }
-}
-
-fn contain(ranges: Option<&[Network]>, address: IpAddr) -> bool {
-    ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&address)))
 }
 
 fn name(service: &ObjectKey, port: &str) -> Box<str> {

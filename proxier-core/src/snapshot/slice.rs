@@ -140,7 +140,7 @@ impl EndpointSlice {
         self.location_of(endpoint)?.zone.as_deref()
     }
 
-    /// The node of an endpoint of this slice, if stored ([`Store::keep_nodes`](super::Store::keep_nodes)).
+    /// The node of an endpoint of this slice, if stored ([`Store::of_mode`](super::Store::of_mode)).
     pub(crate) fn node_of(&self, endpoint: &Endpoint) -> Option<&str> {
         self.location_of(endpoint)?.node.as_deref()
     }
@@ -236,7 +236,7 @@ impl Shape {
 mod tests {
     use serde_json::json;
 
-    use crate::snapshot::{ObjectKey, Store};
+    use crate::snapshot::{Abilities, ObjectKey, Store};
 
     /// Endpoints share a location only if zone, hints and node are all equal.
     #[test]
@@ -259,7 +259,7 @@ mod tests {
             "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4", "ports": [{"name": "p", "port": 80}], "endpoints": endpoints,
         });
-        let mut store = Store::new("node-a").keep_nodes();
+        let mut store = Store::of_mode("node-a", Abilities::default(), true);
         store.upsert_slice(&serde_json::from_value(object).unwrap());
         let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
         let found: Vec<_> = slice

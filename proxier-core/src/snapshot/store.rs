@@ -40,25 +40,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates an empty store for the node with this name, as in `nodeName` of local endpoints.
+    /// Creates an empty store for the node with this name, as in `nodeName` of local endpoints, for a mode that
+    /// supports all policies.
     pub fn new(node_name: &str) -> Self {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
-    /// Stores on which nodes endpoints are, for nodes' weights
-    /// ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)). This takes memory for each
-    /// slice.
-    #[must_use]
-    pub(crate) fn keep_nodes(mut self) -> Self {
-        self.keeps_nodes = true;
-        self
-    }
-
-    /// Sets the policies that the mode supports, by default all. Others are reported.
-    #[must_use]
-    pub(crate) fn with_abilities(mut self, abilities: Abilities) -> Self {
-        self.abilities = abilities;
-        self
+    /// The same for a mode that supports these policies; others are reported. `keeps_nodes`: stores on which nodes
+    /// endpoints are, for nodes' weights ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)).
+    /// This takes memory for each slice.
+    pub(crate) fn of_mode(node_name: &str, abilities: Abilities, keeps_nodes: bool) -> Self {
+        Store { keeps_nodes, abilities, ..Store::new(node_name) }
     }
 
     /// Releases memory; see [`Desired::compact`](crate::service::Desired::compact).
