@@ -287,6 +287,20 @@ impl Reconciler {
         }
     }
 
+    /// When [`Reconciler::pass`] has something to do; a time in the past means now. `None` before
+    /// [`Reconciler::start`].
+    pub fn next_wake(&self) -> Option<Moment> {
+        let next = self.schedule.next().filter(|_| self.trust > Trust::Waiting)?;
+        Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
+    }
+
+    /// When there is work even if no input changes. What was due when the last pass began and is not done yet waits for
+    /// the passes that follow a failure.
+    pub(super) fn next_look(&self) -> Option<Moment> {
+        let all = [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten();
+        all.filter(|at| self.schedule.began().is_none_or(|began| *at > began)).min()
+    }
+
     pub(super) fn is_settled(&self) -> bool {
         self.trust == Trust::Settled
     }

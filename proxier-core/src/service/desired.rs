@@ -188,9 +188,13 @@ impl Desired {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
-        let extras = compiled.as_ref().map(|new| new.extras());
-        let refuses = extras.is_some_and(|of| !of.refused.is_empty() || !of.rejected.is_empty());
-        put(&mut self.refusing, key.clone(), refuses);
+        let refuses = |of: &Option<Box<Compiled>>| {
+            let extras = of.as_ref().map(|of| of.extras());
+            extras.is_some_and(|of| !of.refused.is_empty() || !of.rejected.is_empty())
+        };
+        if refuses(&old) != refuses(&compiled) {
+            put(&mut self.refusing, key.clone(), refuses(&compiled));
+        }
         observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
@@ -221,14 +225,17 @@ impl Desired {
     ) {
         let claims = self.claims.entry(key).or_default();
         let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
-        let before = owned(claims);
+        let (before, was_contested) = (owned(claims), claims.len() > 1);
         claims.retain(|claim| claim.service != *service);
         if let Some(new) = new {
             let place = claims.partition_point(|claim| claim.rank() < new.rank());
             claims.insert(place, new);
         }
         let after = owned(claims);
-        put(&mut self.contested, key, claims.len() > 1);
+        let is_contested = claims.len() > 1;
+        if is_contested != was_contested {
+            put(&mut self.contested, key, is_contested);
+        }
         if claims.is_empty() {
             self.claims.remove(&key);
         }

@@ -186,9 +186,8 @@ pub(super) fn weigh(
     family: Family,
     facts: &NodeFacts,
 ) -> Option<Arc<[(EndpointKey, u16)]>> {
-    let lets = facts.config.lets(MayAskFor::WEIGHTS);
     let by_zone = balancing.and_then(|balancing| balancing.zone_weights.as_ref());
-    let by_slice = lets && slices.iter().any(|slice| slice.has_weights());
+    let by_slice = slices.iter().any(|slice| slice.has_weights()) && facts.config.lets(MayAskFor::WEIGHTS);
     let by_node = facts.node_weights();
     if by_zone.is_none() && !by_slice && by_node.is_empty() {
         return None;
