@@ -21,7 +21,7 @@ impl MarkRange {
 
     /// The marks whose `mark & mask` is `value`. `None` if the value is 0 (mark 0 means "unmarked") or has bits outside
     /// the mask, or if there are fewer than 256 marks.
-    pub fn new(value: u32, mask: u32) -> Option<Self> {
+    pub(crate) fn new(value: u32, mask: u32) -> Option<Self> {
         let is_possible = value != 0 && value & !mask == 0 && mask.count_zeros() >= 8;
         is_possible.then_some(MarkRange { value, mask })
     }

@@ -34,7 +34,7 @@ pub struct InterfaceName(Box<str>);
 
 impl InterfaceName {
     /// The longest name in bytes (`IFNAMSIZ` without the NUL).
-    pub const MAX_LEN: usize = 15;
+    pub(crate) const MAX_LEN: usize = 15;
 
     /// Checks a name.
     ///
@@ -77,7 +77,7 @@ pub struct NamePrefix {
 
 impl NamePrefix {
     /// The longest prefix in bytes.
-    pub const MAX_LEN: usize = 6;
+    pub(crate) const MAX_LEN: usize = 6;
     /// kube-proxy's.
     pub const KUBE: NamePrefix = NamePrefix { bytes: *b"KUBE-\0" };
 
@@ -198,7 +198,7 @@ pub struct KernelNames {
 
 impl KernelNames {
     /// kube-proxy's device.
-    pub const DEVICE: &str = "kube-ipvs0";
+    pub(crate) const DEVICE: &str = "kube-ipvs0";
 
     /// Name of the tables of IPVS mode if nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)):
     /// `proxier-ipvs` by default.

@@ -78,7 +78,7 @@ impl PacketCounters {
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
-    pub fn delete(&mut self, name: &str) -> Result<bool> {
+    pub(crate) fn delete(&mut self, name: &str) -> Result<bool> {
         let is_in_use = |outcome: &Result<Option<bool>>| matches!(outcome, Ok(None));
         let deleted = until_released(20, is_in_use, || {
             self.attempt("deleting counters of packets", |connection| {

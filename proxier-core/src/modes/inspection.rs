@@ -11,7 +11,7 @@ pub struct Inspection {
     /// The parts by name, with their values: `real server 10.244.0.5:8080`, `weight 1`.
     pub parts: BTreeMap<String, String>,
     /// Parts that may exist although they are not desired: draining real servers.
-    pub leaving: BTreeSet<String>,
+    pub(crate) leaving: BTreeSet<String>,
     /// The kernel's counters; `None` if it does not count.
     pub counters: Option<TrafficCounters>,
 }

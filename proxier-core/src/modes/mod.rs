@@ -122,7 +122,7 @@ impl Kind {
 #[non_exhaustive]
 pub struct Facts {
     /// The name in configuration files.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Whether it has virtual servers with schedulers and counters, and draining real servers.
     pub has_virtual_servers: bool,
     /// Whether it serves by sockets of this process, while that runs. Otherwise the kernel translates or forwards
@@ -138,7 +138,7 @@ pub struct Facts {
     /// Whether ports of a cluster IP that belong to no Service are refused. Otherwise packets to them are forwarded.
     pub closes_cluster_ips: bool,
     /// Largest number of endpoints with session affinity; `None` for no limit.
-    pub most_with_affinity: Option<usize>,
+    pub(crate) most_with_affinity: Option<usize>,
     /// How endpoints are selected if a Service requests nothing else.
     pub choice: &'static str,
     /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is

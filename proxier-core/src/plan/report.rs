@@ -120,9 +120,9 @@ pub struct Applied {
     /// UDP flows that were forgotten, and TCP connections that were cut.
     pub flows: Flows,
     /// Families whose rules were restored.
-    pub restored: Vec<Family>,
+    pub(crate) restored: Vec<Family>,
     /// Failed writes of only the changes to iptables rules. The rules are read before the next write.
-    pub partial_restore_failures: ByFamily<usize>,
+    pub(crate) partial_restore_failures: ByFamily<usize>,
 }
 
 impl Applied {

@@ -49,7 +49,7 @@ impl PortError {
     }
 
     /// Creates an error from a client's error and its causes, on one line.
-    pub fn from_error(kind: PortErrorKind, error: &(dyn std::error::Error + 'static)) -> Self {
+    pub(crate) fn from_error(kind: PortErrorKind, error: &(dyn std::error::Error + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {

@@ -400,7 +400,7 @@ impl Flows {
     }
 
     /// Adds these numbers.
-    pub fn add(&mut self, more: Flows) {
+    pub(crate) fn add(&mut self, more: Flows) {
         self.v4 = self.v4.saturating_add(more.v4);
         self.v6 = self.v6.saturating_add(more.v6);
     }

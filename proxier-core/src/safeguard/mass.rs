@@ -48,13 +48,13 @@ impl MassRemoval {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stopped {
     /// Number of Frontends that would be removed or lose their last endpoint, but are kept.
-    pub would_lose: usize,
+    pub(crate) would_lose: usize,
     /// Number of our Frontends that are served.
-    pub of: usize,
+    pub(crate) of: usize,
     /// When the last of them follows the input, if nothing changes until then.
-    pub until: Option<Moment>,
+    pub(crate) until: Option<Moment>,
     /// Number of those that may belong to unreadable objects.
-    pub unreadable: usize,
+    pub(crate) unreadable: usize,
     held: BTreeSet<FrontendKey>,
     /// Held Frontends that exist only in the kernel.
     inherited: BTreeSet<FrontendKey>,
@@ -92,7 +92,7 @@ impl Stopped {
     }
 
     /// Frontends that are kept, sorted.
-    pub fn held(&self) -> impl Iterator<Item = FrontendKey> {
+    pub(crate) fn held(&self) -> impl Iterator<Item = FrontendKey> {
         self.held.iter().copied()
     }
 

@@ -33,7 +33,7 @@ pub struct Frontend {
     /// Load-balancing settings, if there are any that the mode supports: the Service's annotations, as far as the
     /// configuration lets them decide, otherwise the configuration
     /// ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
-    pub balancing: Option<Arc<Balancing>>,
+    pub(crate) balancing: Option<Arc<Balancing>>,
     /// The weights of endpoints, if any are set, sorted by endpoint; missing ones have 1.
     pub weights: Option<Arc<[(EndpointKey, u16)]>>,
     /// Whether endpoints reply to clients directly, as requested by [`Balancing::forwarding`]: their packets are not

@@ -86,7 +86,7 @@ pub struct Compiled {
     /// ([`FrontendObserver::needs_ports`]). Each Frontend of an agent is its own port.
     pub(crate) ports: Vec<Arc<Port>>,
     /// Numbers of ports without local endpoints, for the metric.
-    pub no_local_endpoints: NoLocalEndpoints,
+    pub(crate) no_local_endpoints: NoLocalEndpoints,
     extras: Option<Box<Extras>>,
 }
 

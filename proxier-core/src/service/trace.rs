@@ -77,7 +77,7 @@ pub struct Packet {
     /// Whether a program of this node sent the packet, rather than a pod with its own network or a client outside.
     pub from_node: bool,
     /// The input device, for `detectLocalMode` by devices; `None`: some other.
-    pub device: Option<Box<str>>,
+    pub(crate) device: Option<Box<str>>,
 }
 
 impl Packet {

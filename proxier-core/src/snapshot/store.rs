@@ -271,7 +271,7 @@ impl Store {
     }
 
     /// The name of the node from which the cluster is seen.
-    pub fn node_name(&self) -> &str {
+    pub(crate) fn node_name(&self) -> &str {
         &self.node_name
     }
 

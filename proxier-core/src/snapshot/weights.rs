@@ -41,7 +41,7 @@ impl ZoneWeights {
     }
 
     /// The weight of an endpoint in this zone.
-    pub fn of(&self, zone: Option<&str>) -> u16 {
+    pub(crate) fn of(&self, zone: Option<&str>) -> u16 {
         let found = zone.and_then(|zone| self.zones.binary_search_by(|(known, _)| (**known).cmp(zone)).ok());
         found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
     }
