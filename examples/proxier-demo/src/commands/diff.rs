@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::commands::once::{exit_code, input};
 use crate::commands::render::{Simulated, simulate, warn_of_no_address};
-use crate::commands::trace::{Owns, packet};
+use crate::commands::trace::packet;
 use crate::engine::{Engine, kernel};
 use crate::exit::DIFFERS;
 use crate::message::change::Snapshot;
@@ -152,7 +152,7 @@ impl Side {
             Client::Node | Client::Outside => {
                 let from = if client == Client::Node { Sender::Node } else { Sender::Outside };
                 let asked = TraceRequest { from, to: To(to), device: None, live: None };
-                packet(&asked, &self.addresses, &Owns::new(proxier, &to)).ok()?
+                packet(&asked, &self.addresses, proxier).ok()?
             }
         };
         let known = (proxier.desired(), proxier.facts());
@@ -195,7 +195,7 @@ fn pod(proxier: &Reconciler, family: Family) -> Option<IpAddr> {
 }
 
 /// Clients whose packets may be treated differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq)]
 enum Client {
     Node,
     Pod,
@@ -203,18 +203,12 @@ enum Client {
     InRange,
 }
 
-impl Client {
-    const ALL: [Client; 4] = [Client::Node, Client::Pod, Client::Outside, Client::InRange];
-
-    fn words(self) -> &'static str {
-        match self {
-            Client::Node => "this node",
-            Client::Pod => "a pod of this node",
-            Client::Outside => "a client outside",
-            Client::InRange => "a client in the source ranges",
-        }
-    }
-}
+const CLIENTS: [(Client, &str); 4] = [
+    (Client::Node, "this node"),
+    (Client::Pod, "a pod of this node"),
+    (Client::Outside, "a client outside"),
+    (Client::InRange, "a client in the source ranges"),
+];
 
 /// What happens to a client's connections, in words.
 fn fate(trace: &Trace) -> String {
@@ -284,12 +278,12 @@ impl Differences {
         for key in all {
             names.insert(owner(&key));
             let mut differs: Vec<Difference> = Vec::new();
-            for client in Client::ALL {
+            for (client, who) in CLIENTS {
                 let fates = (before.trace(client, key), after.trace(client, key));
                 if let (Some(before), Some(after)) = (fates.0.as_ref().map(fate), fates.1.as_ref().map(fate))
                     && before != after
                 {
-                    differs.push(Difference { who: client.words().to_owned(), before, after });
+                    differs.push(Difference { who: who.to_owned(), before, after });
                 }
             }
             differs.extend(stale(found, before, &key));

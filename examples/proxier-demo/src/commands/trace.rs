@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use proxier_core::engine::Reconciler;
 use proxier_core::inspect::trace;
-use proxier_core::net::{Family, FrontendKey};
+use proxier_core::net::Family;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
@@ -39,9 +39,8 @@ pub async fn trace_packet(
     let mut kernel = engine.kernel().clone();
     let proxier = engine.proxier();
     let options = configured.settings.iptables();
-    let (mode, to) = (proxier.mode(), asked.to.0);
-    let owns = Owns::new(proxier, &to);
-    let packet = packet(asked, &addresses, &owns).map_err(|reason| Stopped::bad_input(Problem::new("", reason)))?;
+    let mode = proxier.mode();
+    let packet = packet(asked, &addresses, proxier).map_err(|reason| Stopped::bad_input(Problem::new("", reason)))?;
     let traced = trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
         Some(live) => Some(live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await?),
@@ -57,28 +56,8 @@ pub async fn trace_packet(
     Ok(exit_code(is_printed && found.is_none_or(|found| found.agrees()), &unreadable))
 }
 
-/// How a mode makes addresses this host's own.
-pub(super) struct Owns {
-    /// Whether it makes those of Services its own.
-    addresses: bool,
-    /// Whether by routes, which set the source.
-    by_routes: bool,
-    is_served: bool,
-}
-
-impl Owns {
-    pub(super) fn new(proxier: &Reconciler, to: &FrontendKey) -> Self {
-        let mode = proxier.mode();
-        Owns {
-            addresses: mode.facts().makes_addresses_local,
-            by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
-            is_served: proxier.desired().frontend(to).is_some(),
-        }
-    }
-}
-
-pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
-    let to = asked.to.0;
+pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], proxier: &Reconciler) -> Result<Packet, String> {
+    let (to, mode) = (asked.to.0, proxier.mode());
     let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
     let own = node.iter().find(of_family).copied();
     let packet = match asked.from {
@@ -99,9 +78,10 @@ pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Resu
         ),
         Sender::Node => {
             let is_own = to.address.is_loopback() || node.contains(&to.address);
-            let is_services = owns.is_served && owns.addresses;
+            let is_services = proxier.desired().frontend(&to).is_some() && mode.facts().makes_addresses_local;
             // Packets to an address of this host also have it as their source, unless its route sets another.
-            let is_route_silent = !owns.by_routes || own.is_none();
+            let by_routes = mode.makes_addresses_local_by_routes(proxier.facts().config());
+            let is_route_silent = !by_routes || own.is_none();
             let source = if is_own || is_services && is_route_silent { Some(to.address) } else { own };
             let source = source.ok_or_else(|| {
                 format!("no {} address of this node is known: give --node-address, or its Node object", to.family())
