@@ -19,7 +19,7 @@ use crate::commands::mentions;
 use crate::commands::once::{exit_code, feed, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
 use crate::message::change::Snapshot;
-use crate::output::{Output, say};
+use crate::output::{Output, lines, say};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
 
@@ -36,13 +36,16 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     print_report(&report);
     rules_in_memory(&configured.settings).iter().for_each(say);
     warn_of_no_address(configured, &addresses);
-    let mut rendered = Rendering::new(&before, engine.kernel().state(), configured.settings.mode);
-    rendered.listeners = engine.kernel().listeners().clone();
+    let mut state = engine.kernel().state();
+    state.devices.retain(|device, addresses| device != DEVICE && before.devices.get(device) != Some(addresses));
+    state.sysctls.retain(|path, value| before.sysctls.get(path) != Some(value));
+    let mut listeners = engine.kernel().listeners().clone();
     // The relay opens no other sockets, so the node's own stack refuses connections.
-    rendered.listeners.retain(|key, listener| match key.protocol {
+    listeners.retain(|key, listener| match key.protocol {
         Protocol::Udp => listener.has_endpoints,
         _ => listener.serves_anybody(),
     });
+    let rendered = Rendering { mode: configured.settings.mode, state, listeners };
     let is_printed = output.print(|| rendered.text(), || rendered.json());
     Ok(exit_code(is_printed && report.is_done(), &unreadable))
 }
@@ -89,91 +92,69 @@ fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
     addresses.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// Objects of a node, in the formats of the tools.
-#[derive(Debug, Default)]
+/// Objects of a node, which are printed in the formats of the tools.
 struct Rendering {
     mode: Kind,
-    /// `ipvsadm --save --numeric`.
-    ipvsadm: String,
-    /// `ipset save`.
-    ipset: String,
-    iptables: BTreeMap<Family, String>,
-    /// `nft list ruleset`.
-    nft: String,
-    /// Addresses by the device to which they are bound.
-    addresses: BTreeMap<String, Vec<IpAddr>>,
-    /// Local routes, as arguments of `ip route add`.
-    routes: Vec<String>,
+    /// What the node did not hold before.
+    state: KernelState,
     /// Sockets of the process itself, in userspace mode.
     listeners: BTreeMap<FrontendKey, Listener>,
-    /// Values below `/proc/sys` that are not the kernel's own.
-    sysctls: BTreeMap<String, String>,
 }
 
 impl Rendering {
-    fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
-        let mut rendered = Rendering { mode, ipvsadm: after.ipvs, ..Rendering::default() };
-        rendered.ipset.extend(after.sets.values().flat_map(|(create, _)| [create, "\n"]));
-        for (name, (_, entries)) in &after.sets {
-            rendered.ipset.extend(entries.iter().flat_map(|entry| ["add ", name, " ", entry, "\n"]));
-        }
-        for ((family, _), rules) in after.rules {
-            let text = rendered.iptables.entry(family).or_default();
-            // Rules come with their counters, as `iptables-save --counters` prints them.
-            text.extend(rules.lines().flat_map(|line| [line.strip_prefix("[0:0] ").unwrap_or(line), "\n"]));
-        }
-        rendered.nft = after.tables.into_values().collect();
-        rendered.addresses = after.devices.into_iter().filter(|(device, _)| device != DEVICE).collect();
-        rendered.addresses.retain(|device, addresses| before.devices.get(device) != Some(&*addresses));
-        rendered.routes = after.routes.iter().map(mentions::route).collect();
-        rendered.sysctls =
-            after.sysctls.into_iter().filter(|(path, value)| before.sysctls.get(path) != Some(value)).collect();
-        rendered
+    /// `ipset save`.
+    fn ipset(&self) -> String {
+        let sets = &self.state.sets;
+        let entries =
+            sets.iter().flat_map(|(name, (_, entries))| entries.iter().map(move |of| format!("add {name} {of}")));
+        lines(sets.values().map(|(create, _)| create.clone()).chain(entries))
+    }
+
+    /// Rules of a family, without the counters of `iptables-save --counters`.
+    fn iptables(&self, family: Family) -> String {
+        let of_family = self.state.rules.iter().filter(|((of, _), _)| *of == family);
+        lines(of_family.flat_map(|(_, rules)| rules.lines()).map(|line| line.strip_prefix("[0:0] ").unwrap_or(line)))
+    }
+
+    /// `nft list ruleset`.
+    fn nft(&self) -> String {
+        self.state.tables.values().map(String::as_str).collect()
     }
 
     fn text(&self) -> String {
-        let mut text = String::new();
-        let mut part = |tool: &str, content: &str| {
-            if !content.is_empty() {
-                let line_end = if content.ends_with('\n') { "" } else { "\n" };
-                let between = if text.is_empty() { "" } else { "\n" };
-                text.extend([between, "# ", tool, "\n", content, line_end]);
-            }
-        };
-        let sysctls: Vec<String> =
-            self.sysctls.iter().map(|(path, value)| format!("{} = {value}\n", path.replace('/', "."))).collect();
-        part("sysctl", &sysctls.concat());
-        let addresses: Vec<String> = self
-            .addresses
+        let state = &self.state;
+        let sysctls = state.sysctls.iter().map(|(path, value)| format!("{} = {value}", path.replace('/', ".")));
+        let addresses = state
+            .devices
             .iter()
-            .flat_map(|(device, addresses)| addresses.iter().map(move |address| format!("{address} dev {device}\n")))
-            .collect();
-        part("ip address", &addresses.concat());
-        part("ip route", &self.routes.join("\n"));
-        let listeners: Vec<String> = self.listeners.values().map(line_of).collect();
-        part("listeners of the process", &listeners.concat());
-        part("ipvsadm --restore", &self.ipvsadm);
-        part("ipset restore", &self.ipset);
-        for (family, rules) in &self.iptables {
-            part(if *family == Family::Ipv4 { "iptables-restore" } else { "ip6tables-restore" }, rules);
-        }
-        part("nft --file", &self.nft);
-        text
+            .flat_map(|(device, addresses)| addresses.iter().map(move |address| format!("{address} dev {device}")));
+        let parts = [
+            ("sysctl", lines(sysctls)),
+            ("ip address", lines(addresses)),
+            ("ip route", lines(state.routes.iter().map(mentions::route))),
+            ("listeners of the process", lines(self.listeners.values().map(line_of))),
+            ("ipvsadm --restore", state.ipvs.clone()),
+            ("ipset restore", self.ipset()),
+            ("iptables-restore", self.iptables(Family::Ipv4)),
+            ("ip6tables-restore", self.iptables(Family::Ipv6)),
+            ("nft --file", self.nft()),
+        ];
+        let parts = parts.into_iter().filter(|(_, content)| !content.is_empty());
+        parts.map(|(tool, content)| format!("# {tool}\n{content}")).collect::<Vec<_>>().join("\n")
     }
 
     fn json(&self) -> Value {
-        let rules = |family| self.iptables.get(&family).map(String::as_str).unwrap_or_default();
         json!({
             "mode": self.mode.name(),
-            "sysctl": self.sysctls,
-            "addresses": self.addresses,
-            "routes": self.routes,
+            "sysctl": self.state.sysctls,
+            "addresses": self.state.devices,
+            "routes": self.state.routes.iter().map(mentions::route).collect::<Vec<_>>(),
             "listeners": self.listeners.values().map(json_of).collect::<Vec<_>>(),
-            "ipvsadm": self.ipvsadm,
-            "ipset": self.ipset,
-            "iptables": rules(Family::Ipv4),
-            "ip6tables": rules(Family::Ipv6),
-            "nft": self.nft,
+            "ipvsadm": self.state.ipvs,
+            "ipset": self.ipset(),
+            "iptables": self.iptables(Family::Ipv4),
+            "ip6tables": self.iptables(Family::Ipv6),
+            "nft": self.nft(),
         })
     }
 }
@@ -195,7 +176,7 @@ fn line_of(listener: &Listener) -> String {
         places.push("outside:".to_owned());
         places.extend(endpoints(outside));
     }
-    format!("{key} {} ({})\n", places.join(" "), service_of(listener))
+    format!("{key} {} ({})", places.join(" "), service_of(listener))
 }
 
 fn json_of(listener: &Listener) -> Value {

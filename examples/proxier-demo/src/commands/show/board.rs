@@ -226,31 +226,29 @@ fn cut(line: &mut String, columns: usize) {
 #[cfg(test)]
 #[allow(clippy::float_cmp, reason = "all numbers here are exact")]
 mod tests {
-    use std::net::SocketAddr;
     use std::time::Duration;
 
-    use ipvs::model::{ObservedVirtualServer, RealServer, Scheduler, VirtualServer, Weight};
+    use ipvs::model::{RealServer, Stats, Weight};
 
     use super::*;
+    use crate::commands::show::rates::tests::one;
     use crate::commands::show::rates::{History, Reading};
 
     /// A read of this many virtual servers with two real servers each, the second of which drains; the last is the
     /// busiest.
     fn reading(servers: u8, connections: u64) -> Vec<Reading> {
-        let one = |last: u8| {
-            let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
-            let mut server = ObservedVirtualServer::from(VirtualServer::new(key, Scheduler::RoundRobin));
-            server.stats.connections = connections * u64::from(last);
+        let of_last = |last: u8| {
             let real = |(number, weight)| {
-                let at = SocketAddr::new([10, 244, last, number].into(), 8080);
-                let real = RealServer::new(at).with_weight(Weight::new(weight).unwrap());
-                let mut real = ObservedRealServer::from(real);
+                let real = RealServer::new(([10, 244, last, number], 8080).into());
+                let mut real = ObservedRealServer::from(real.with_weight(Weight::new(weight).unwrap()));
                 real.active_connections = 3;
                 real
             };
-            (server, [(1, 1), (2, 0)].map(real).into())
+            let mut stats = Stats::default();
+            stats.connections = connections * u64::from(last);
+            (one(last, stats, &[]).0, [(1, 1), (2, 0)].map(real).into())
         };
-        (1..=servers).map(one).collect()
+        (1..=servers).map(of_last).collect()
     }
 
     fn view(servers: u8) -> View {

@@ -202,7 +202,7 @@ fn float(number: u64) -> f64 {
 
 #[cfg(test)]
 #[allow(clippy::float_cmp, reason = "all numbers here are exact")]
-mod tests {
+pub(super) mod tests {
     use std::net::SocketAddr;
 
     use ipvs::model::{RealServer, Scheduler, VirtualServer};
@@ -219,7 +219,7 @@ mod tests {
     }
 
     /// `10.96.0.LAST:80`, with real servers `10.244.0.LAST:8080`.
-    fn one(last: u8, of_virtual: Stats, real: &[(u8, Stats)]) -> Reading {
+    pub(in crate::commands::show) fn one(last: u8, of_virtual: Stats, real: &[(u8, Stats)]) -> Reading {
         let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
         let mut server = ObservedVirtualServer::from(VirtualServer::new(key, Scheduler::RoundRobin));
         server.stats = of_virtual;

@@ -37,33 +37,26 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
         () = signals.end() => Ok(ExitCode::SUCCESS),
         ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
             Ok(never) => match never {},
-            Err(WatchEnd::Unread) => Ok(ExitCode::SUCCESS),
-            Err(WatchEnd::Failed(problem)) => Err(problem.into()),
+            Err(None) => Ok(ExitCode::SUCCESS),
+            Err(Some(problem)) => Err(problem.into()),
         },
     }
 }
 
-enum WatchEnd {
-    /// Standard output has no reader any more.
-    Unread,
-    Failed(Problem),
+/// The problem of standard output, unless it merely has no reader any more.
+#[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]
+fn not_written(error: std::io::Error) -> Option<Problem> {
+    let is_unread = error.kind() == std::io::ErrorKind::BrokenPipe;
+    (!is_unread).then(|| Problem::new("standard output", error.to_string()))
 }
 
-impl From<std::io::Error> for WatchEnd {
-    fn from(error: std::io::Error) -> Self {
-        match error.kind() {
-            std::io::ErrorKind::BrokenPipe => WatchEnd::Unread,
-            _ => WatchEnd::Failed(Problem::new("standard output", error.to_string())),
-        }
-    }
-}
-
+/// Ends with a problem, or when standard output has no reader any more.
 async fn refresh(
     configured: &Configured,
     output: Output,
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
-) -> Result<std::convert::Infallible, WatchEnd> {
+) -> Result<std::convert::Infallible, Option<Problem>> {
     let mut services = Services::read(configured, (kernel, host), true).await;
     // Virtual servers without a name belong to another program, or the source cannot be read.
     let (mut since, mut nameless) = (Instant::now(), HashSet::new());
@@ -72,10 +65,10 @@ async fn refresh(
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let begun = Instant::now();
     // The mode that serves now. If it changes, `run` is restarted, and so must this be.
-    let other = Frontends::read(configured, kernel, (&services.desired, host)).map_err(WatchEnd::Failed)?;
+    let other = Frontends::read(configured, kernel, (&services.desired, host))?;
     let (mode, mut history) = (other.map(|other| other.mode), History::default());
     let screen = match output {
-        Output::Text => Some(Screen::enter()?),
+        Output::Text => Some(Screen::enter().map_err(not_written)?),
         Output::Json => None,
     };
     loop {
@@ -93,11 +86,11 @@ async fn refresh(
         }
         let name = |key: &VirtualServerKey| services.name(key);
         if let Some(screen) = &screen {
-            screen.draw(&picture.lines(&name, screen.size()))?;
+            screen.draw(&picture.lines(&name, screen.size())).map_err(not_written)?;
         } else {
             let mut value = picture.json(&name);
             value["elapsedSeconds"] = at.as_secs_f64().into();
-            line(&value)?;
+            line(&value).map_err(not_written)?;
         }
     }
 }
@@ -109,9 +102,9 @@ fn read(
     (configured, kernel): (&Configured, &mut KernelPorts),
     input: (&Desired, &HostAddresses),
     (history, at): (&mut History, Duration),
-) -> Result<Option<Box<dyn Picture>>, WatchEnd> {
+) -> Result<Option<Box<dyn Picture>>, Problem> {
     if let Some(mode) = mode {
-        let read = Frontends::of_mode(mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
+        let read = Frontends::of_mode(mode, configured, kernel, input)?;
         return Ok(Some(Box::new(FrontendView::new(read, history, at))));
     }
     match kernel.ports().ipvs.snapshot() {
@@ -121,7 +114,7 @@ fn read(
             Ok(Some(Box::new(history.compare(reading, at))))
         }
         Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
-        Err(error) => Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
+        Err(error) => Err(Problem::new("show --watch", error.to_string())),
     }
 }
 
