@@ -26,7 +26,7 @@ const BYTES: u64 = 16 << 20;
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
 /// Removed fields, and what happens without them.
-const REMOVED: &[(&str, &str)] = &[
+pub const REMOVED: &[(&str, &str)] = &[
     ("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's"),
     ("ipvs.connectionSync", "daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"),
     ("ipvs.defaults.minConnections", "three quarters of maxConnections count"),
@@ -478,29 +478,6 @@ mod tests {
 
     use super::*;
     use crate::settings::cli::flag_of;
-
-    fn parse(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
-        let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
-        KubeProxyConfiguration::parse(&text, "config.conf")
-            .map(|(object, warnings)| (object, warnings.iter().map(ToString::to_string).collect()))
-            .map_err(|problem| problem.to_string())
-    }
-
-    /// The program starts with a file for an older version, and reports once what to use instead.
-    #[test]
-    fn removed_fields_are_named_with_what_to_use_instead() {
-        let text = "ipvs: {markNodePorts: true, connectionSync: {interface: eth0, syncID: 7}, allowedAnnotations: [scheduler, one-packet], defaults: {persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, \
-                    onePacket: true, minConnections: 3, drainSeconds: 5}}\nuserspace: {drainTimeout: 0s, maxConnectionsPerService: 9}\n";
-        let (object, warnings) = parse(text).unwrap();
-        for (field, instead) in REMOVED {
-            let of_field: Vec<&String> = warnings.iter().filter(|warning| warning.contains(field)).collect();
-            assert_eq!(of_field, [&format!("config.conf: {field}: is no longer supported and ignored; {instead}")]);
-        }
-        let last = "config.conf: ipvs.allowedAnnotations: one-packet is no longer supported and ignored; UDP is served as usual, with answers";
-        assert_eq!((warnings.len(), &**warnings.last().unwrap()), (REMOVED.len() + 1, last));
-        assert_eq!(object.ipvs.allowed_annotations, Some(vec!["scheduler".to_owned()]));
-        assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
-    }
 
     fn name_of(field: &str, serde: &str) -> String {
         if let Some((_, rest)) = serde.split_once("rename = \"") {

@@ -403,15 +403,14 @@ pub(crate) fn service_cidr(text: &str) -> Result<Network, String> {
 mod tests {
     use super::*;
 
-    fn check(body: &str) -> Settings {
-        let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
-        let (object, _) = KubeProxyConfiguration::parse(&text, "c").unwrap();
+    fn check(object: KubeProxyConfiguration) -> Settings {
         Settings::check(object, &Origin::default()).unwrap()
     }
 
     #[test]
     fn no_service_gets_the_ports_of_the_servers() {
-        let reserved = check("metricsBindAddress: 127.0.0.1:9000").reserved();
+        let metrics_bind_address = "127.0.0.1:9000".to_owned();
+        let reserved = check(KubeProxyConfiguration { metrics_bind_address, ..Default::default() }).reserved();
         let ports: Vec<u16> = reserved.iter().map(|(place, _)| place.port).collect();
         assert!(ports.contains(&9000) && ports.contains(&10256), "{ports:?}");
     }
@@ -430,7 +429,7 @@ mod tests {
             ("nftables", None, None),
             ("userspace", None, None),
         ] {
-            let settings = check(&format!("mode: '{mode}'"));
+            let settings = check(KubeProxyConfiguration { mode: mode.to_owned(), ..Default::default() });
             for (is_by_flags, expected) in [(true, by_flags), (false, by_file)] {
                 let said = settings.how_to_choose(is_by_flags);
                 assert_eq!(said.is_some(), expected.is_some(), "{mode}: {said:?}");

@@ -9,7 +9,7 @@ use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::RequestedMode;
 use proxier_demo::settings::cli::{Configured, Connection, Ending, Source, parse};
 use proxier_demo::settings::duration::GoDuration;
-use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
+use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration, REMOVED};
 use proxier_demo::settings::{Exposure, Origin, Settings};
 use serde_json::{Value, json};
 
@@ -338,6 +338,23 @@ fn unknown_fields_cause_warnings() {
             "config.conf: newField: no such field in this format; it is ignored"
         ]
     );
+}
+
+/// The program starts with a file for an older version, and reports once what to use instead.
+#[test]
+fn removed_fields_are_named_with_what_to_use_instead() {
+    let text = "ipvs: {markNodePorts: true, connectionSync: {interface: eth0, syncID: 7}, allowedAnnotations: [scheduler, one-packet], \
+                defaults: {persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, onePacket: true, minConnections: 3, drainSeconds: 5}}\n\
+                userspace: {drainTimeout: 0s, maxConnectionsPerService: 9}\n";
+    let (object, warnings) = parsed(text).unwrap();
+    for (field, instead) in REMOVED {
+        let of_field: Vec<&String> = warnings.iter().filter(|warning| warning.contains(field)).collect();
+        assert_eq!(of_field, [&format!("config.conf: {field}: is no longer supported and ignored; {instead}")]);
+    }
+    let last = "config.conf: ipvs.allowedAnnotations: one-packet is no longer supported and ignored; UDP is served as usual, with answers";
+    assert_eq!((warnings.len(), &**warnings.last().unwrap()), (REMOVED.len() + 1, last));
+    assert_eq!(object.ipvs.allowed_annotations, Some(vec!["scheduler".to_owned()]));
+    assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
 }
 
 #[test]

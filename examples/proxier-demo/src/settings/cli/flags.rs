@@ -262,14 +262,7 @@ pub(super) fn set_logging(matches: &ArgMatches, object: &mut KubeProxyConfigurat
 }
 
 fn set(value: &mut Value, Flag(name, kind, field, ..): &Flag, matches: &ArgMatches) {
-    let mut place = value;
-    for part in field.split('.') {
-        if place.is_null() {
-            *place = json!({});
-        }
-        let Value::Object(fields) = place else { return };
-        place = fields.entry(part).or_insert(Value::Null);
-    }
+    let place = field.split('.').fold(value, |object, part| &mut object[part]);
     let values = matches.get_many::<Value>(name).into_iter().flatten();
     *place = match kind {
         List => {

@@ -66,38 +66,31 @@ impl fmt::Display for Ending {
     }
 }
 
+/// The commands of [`COMMANDS`], and what no command's name asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Keep the kernel in the state that the Services require.
     Run {
-        /// Run one full sync, then exit.
         once: bool,
         /// Write only the settings that need the host's root user (sysctls), then exit.
         init_only: bool,
     },
-    /// Print the changes that a pass would make.
     Plan {
         /// Whether the exit code reports if there are changes.
         detailed: bool,
     },
-    /// Print the objects that a node would have.
     Render,
-    /// Print how a Service, or an address and port, is served and why.
     Explain(String),
-    /// Print the path of a packet.
     Trace(TraceRequest),
-    /// Print what clients see differently after a change of mode.
     Diff {
         /// The mode before; `None`: that of a kube-proxy, whose objects the kernel has.
         from: Option<Kind>,
         /// The mode afterwards; `None`: the configured one.
         to: Option<Kind>,
     },
-    /// Print the kernel's state: once, or at this interval with rates.
+    /// Once, or at this interval with rates.
     Show(Option<Duration>),
-    /// Print the requirements that this machine lacks.
     Probe,
-    /// Remove everything that the proxy or a kube-proxy created, except what a kube-proxy in this mode has.
+    /// Except what a kube-proxy in this mode has.
     Cleanup(Option<Kind>),
     /// Write the effective configuration to a file.
     WriteConfig(PathBuf),
@@ -459,7 +452,7 @@ fn add_arguments(command: Clap) -> Clap {
         .value_parser(|text: &str| text.parse::<GoDuration>())
         .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: without limit [60s]");
     let command = command
-        .args(sources().into_iter().chain(files()).chain(flags::args()))
+        .args(sources_and_files().into_iter().chain(flags::args()))
         .args_override_self(true)
         .disable_version_flag(true)
         .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
@@ -578,29 +571,17 @@ fn node_address() -> Arg {
         .action(ArgAction::Append)
 }
 
-fn sources() -> [Arg; 4] {
-    let path = clap::value_parser!(PathBuf);
+fn sources_and_files() -> [Arg; 9] {
+    let path = |name| option(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
     [
-        option("manifests")
+        path("manifests")
             .value_name("FILE|DIR")
-            .value_parser(path.clone())
             .action(ArgAction::Append)
             .conflicts_with_all(["kubeconfig", "master"])
             .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them; -: standard input"),
-        option("kubeconfig")
-            .value_name("FILE")
-            .value_parser(path)
-            .help("The kubeconfig of the cluster [in-cluster]"),
+        path("kubeconfig").help("The kubeconfig of the cluster [in-cluster]"),
         option("master").value_name("URL").help("The API server, in place of the kubeconfig's"),
-        option("hostname-override")
-            .value_name("NAME")
-            .help("This Node's name [the host's]"),
-    ]
-}
-
-fn files() -> [Arg; 5] {
-    let path = |name| option(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
-    [
+        option("hostname-override").value_name("NAME").help("This Node's name [the host's]"),
         path("config").help("A KubeProxyConfiguration (v1alpha1), or kubeadm's ConfigMap with one"),
         path("write-config-to").help("Write the effective configuration to a file and exit"),
         switch("cleanup").hide(true),
