@@ -116,14 +116,10 @@ impl Snapshot {
     /// Applies one change. Costs O(the change), regardless of the number of objects.
     pub fn apply(&mut self, change: Change) {
         match change {
-            Change::UpsertService(object) => {
-                self.services.insert(ObjectKey::of(&object.metadata), object);
-            }
+            Change::UpsertService(object) => drop(self.services.insert(ObjectKey::of(&object.metadata), object)),
             Change::DeleteService(key) => drop(self.services.remove(&key)),
             Change::Lost(ObjectKind::Service, keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
-            Change::UpsertSlice(object) => {
-                self.slices.insert(ObjectKey::of(&object.metadata), object);
-            }
+            Change::UpsertSlice(object) => drop(self.slices.insert(ObjectKey::of(&object.metadata), object)),
             Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
             Change::Lost(_, keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
             Change::Node(node) => self.node = Some(*node),

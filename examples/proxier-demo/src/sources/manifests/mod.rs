@@ -296,68 +296,49 @@ impl File {
     /// Reads the file if its content changed; returns whether to check again soon.
     fn poll(&mut self, path: &Path, complete: bool) -> bool {
         self.missing = false;
-        if path == Path::new(STDIN) {
-            self.read_stdin();
-            return false;
-        }
-        let origin = path.display().to_string();
-        let fingerprint = match Fingerprint::of(path) {
-            Ok(fingerprint) => fingerprint,
-            Err(error) => {
-                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
-                return false;
-            }
-        };
+        let is_stdin = path == Path::new(STDIN);
+        let origin = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
+        let read = if is_stdin { self.read_stdin(&origin) } else { self.read_changed(path, complete, &origin) };
+        read.unwrap_or_else(|reason| {
+            // Nothing of it can be read: its objects are kept.
+            (self.problems, self.is_unread) = (vec![Problem::new(origin, reason)], true);
+            false
+        })
+    }
+
+    fn read_changed(&mut self, path: &Path, complete: bool, origin: &str) -> Result<bool, String> {
+        let fingerprint = Fingerprint::of(path).map_err(unread)?;
         if self.read == Some(fingerprint) {
-            return false;
+            return Ok(false);
         }
         // At the start, an incomplete file cannot delete anything.
-        let first = self.read.is_none();
-        if !first && !complete && self.seen != Some(fingerprint) {
+        if self.read.is_some() && !complete && self.seen != Some(fingerprint) {
             self.seen = Some(fingerprint);
-            return true;
+            return Ok(true);
         }
         if fingerprint.size() > FILE_BYTES {
-            self.fail(Problem::new(origin, format!("larger than {FILE_BYTES} bytes")));
-            return false;
+            return Err(format!("larger than {FILE_BYTES} bytes"));
         }
-        let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin));
-        let contents = match read {
-            Ok(contents) => contents,
-            Err(error) => {
-                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
-                return false;
-            }
-        };
+        let contents = fs::File::open(path).and_then(|mut file| read::read(&mut file, origin)).map_err(unread)?;
         if Fingerprint::of(path).ok() != Some(fingerprint) {
-            return true;
+            return Ok(true);
         }
         self.read = Some(fingerprint);
-        self.apply_contents(contents, &origin);
-        false
+        self.apply_contents(contents, origin);
+        Ok(false)
     }
 
-    fn read_stdin(&mut self) {
-        if std::mem::replace(&mut self.is_stdin_read, true) {
-            return;
+    fn read_stdin(&mut self, origin: &str) -> Result<bool, String> {
+        if !std::mem::replace(&mut self.is_stdin_read, true) {
+            let mut text = Vec::new();
+            io::stdin().lock().take(FILE_BYTES.saturating_add(1)).read_to_end(&mut text).map_err(unread)?;
+            if text.len() as u64 > FILE_BYTES {
+                return Err(format!("cannot be read (larger than {FILE_BYTES} bytes)"));
+            }
+            let contents = read::read(&mut io::Cursor::new(text), origin).map_err(unread)?;
+            self.apply_contents(contents, origin);
         }
-        let mut text = Vec::new();
-        let read = io::stdin().lock().take(FILE_BYTES.saturating_add(1)).read_to_end(&mut text);
-        let origin = "standard input";
-        let read = match read {
-            Ok(_) if text.len() as u64 > FILE_BYTES => Err(io::Error::other(format!("larger than {FILE_BYTES} bytes"))),
-            Ok(_) => read::read(&mut io::Cursor::new(text), origin),
-            Err(error) => Err(error),
-        };
-        match read {
-            Ok(contents) => self.apply_contents(contents, origin),
-            Err(error) => self.fail(Problem::new(origin, format!("cannot be read ({error})"))),
-        }
-    }
-
-    /// Nothing of it can be read: its objects are kept.
-    fn fail(&mut self, problem: Problem) {
-        (self.problems, self.is_unread) = (vec![problem], true);
+        Ok(false)
     }
 
     fn apply_contents(&mut self, contents: Contents, origin: &str) {
@@ -393,6 +374,11 @@ impl File {
         self.objects = objects;
         self.ignored = contents.ignored;
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]
+fn unread(error: io::Error) -> String {
+    format!("cannot be read ({error})")
 }
 
 /// A problem; one of a file that may contain more than could be read is reported for that file.
