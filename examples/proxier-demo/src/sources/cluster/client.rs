@@ -11,12 +11,11 @@ use kube::client::Body;
 use kube::config::InClusterError;
 use kube::{Client, Config};
 use proxier_core::snapshot::ObjectKey;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::error::Elapsed;
 
 use super::encoding::Encoding;
-use super::objects::Status;
 use super::{credentials, kubeconfig, protobuf, requests};
 use crate::message::Closed;
 use crate::problem::{OneLine, Problem, causes};
@@ -305,21 +304,22 @@ impl Failure {
         Failure { kind, message, retry_after: None }
     }
 
-    pub(super) fn of_status(code: u16, status: &Status) -> Self {
-        let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    /// The failure of an answer with this code and [`STATUS`](protobuf::STATUS).
+    pub(super) fn of_status(code: u16, status: &Value) -> Self {
+        let text = |name: &str| status[name].as_str().unwrap_or_default();
+        let mut causes = status["details"]["causes"].as_array().into_iter().flatten();
         let kind = match code {
             400 | 422 => FailureKind::Invalid,
             401 => FailureKind::Unauthorized,
             403 => FailureKind::Forbidden,
             404 => FailureKind::Missing,
             410 => FailureKind::Expired,
-            504 if causes.any(|cause| cause.reason == "ResourceVersionTooLarge") => FailureKind::TooNew,
+            504 if causes.any(|cause| cause["reason"] == "ResourceVersionTooLarge") => FailureKind::TooNew,
             // The server's reason for a version that it has not seen yet, or no longer keeps.
-            _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
+            _ if matches!(text("reason"), "Expired" | "Gone") => FailureKind::Expired,
             _ => FailureKind::Other,
         };
-        let seconds = status.details.as_ref().and_then(|details| details.retry_after_seconds);
-        let said = match status.message.as_str() {
+        let said = match text("message") {
             "" => {
                 StatusCode::from_u16(code).ok().and_then(|code| code.canonical_reason()).unwrap_or("without a message")
             }
@@ -328,7 +328,7 @@ impl Failure {
         Failure {
             kind,
             message: format!("HTTP {code}: {}", OneLine(said)),
-            retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
+            retry_after: status["details"]["retryAfterSeconds"].as_u64().map(Duration::from_secs),
         }
     }
 }
@@ -375,10 +375,8 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
     }
     let body = answer.read_body(FAILURE_BYTES).await.unwrap_or_default();
     let status = encoding.object(&body).and_then(|object| object.read(protobuf::STATUS).map_err(|(_, reason)| reason));
-    let status = status.unwrap_or_else(|_not_a_status| Status {
-        message: String::from_utf8_lossy(&body).into_owned(),
-        ..Status::default()
-    });
+    let status = status.ok().filter(Value::is_object);
+    let status = status.unwrap_or_else(|| json!({"message": String::from_utf8_lossy(&body)}));
     let mut failure = Failure::of_status(code.as_u16(), &status);
     failure.retry_after = retry_after.map(Duration::from_secs).or(failure.retry_after);
     Err(failure)

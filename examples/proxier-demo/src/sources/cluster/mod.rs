@@ -239,7 +239,7 @@ impl Cluster {
     /// The kinds for which the initial list still waits; `podCIDR` stands for the Node's pod network, `all nodes` for
     /// all Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
-        self.gate.outstanding().clone()
+        self.gate.outstanding.borrow().clone()
     }
 }
 
@@ -247,9 +247,7 @@ impl Cluster {
 #[derive(Debug)]
 struct Gate {
     /// Kinds whose first list is incomplete.
-    outstanding: Mutex<Vec<&'static str>>,
-    only_node: tokio::sync::Notify,
-    has_pod_cidr: tokio::sync::Notify,
+    outstanding: tokio::sync::watch::Sender<Vec<&'static str>>,
     changes: Changes,
 }
 
@@ -269,22 +267,13 @@ impl Gate {
         outstanding.extend(options.all_nodes().then_some(ALL_NODES));
         outstanding.extend(options.service_cidrs.then_some(SERVICE_CIDRS));
         outstanding.extend(options.needs_pod_cidr.then_some(POD_CIDR));
-        Gate {
-            outstanding: Mutex::new(outstanding),
-            only_node: tokio::sync::Notify::new(),
-            has_pod_cidr: tokio::sync::Notify::new(),
-            changes,
-        }
+        Gate { outstanding: tokio::sync::watch::Sender::new(outstanding), changes }
     }
 
-    fn outstanding(&self) -> MutexGuard<'_, Vec<&'static str>> {
-        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that the Node has a pod network.
-    async fn pod_cidr(&self) -> Result<(), Closed> {
-        self.has_pod_cidr.notify_one();
-        self.listed(POD_CIDR).await
+    /// Waits until what is outstanding fulfils a condition.
+    async fn until(&self, holds: impl Fn(&[&'static str]) -> bool) {
+        // The sender lives as long as `self`.
+        let _never_closed = self.outstanding.subscribe().wait_for(|outstanding| holds(outstanding)).await.is_ok();
     }
 
     /// Waits at most this long for the Node's pod network, and logs that occasionally.
@@ -295,7 +284,7 @@ impl Gate {
         let mut pause = Duration::from_secs(1);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if tokio::time::timeout(pause.min(left), self.has_pod_cidr.notified()).await.is_ok() {
+            if tokio::time::timeout(pause.min(left), self.until(|of| !of.contains(&POD_CIDR))).await.is_ok() {
                 return Ok(());
             }
             if left <= pause {
@@ -308,24 +297,21 @@ impl Gate {
     }
 
     async fn listed(&self, plural: &str) -> Result<(), Closed> {
-        let complete = {
-            let mut outstanding = self.outstanding();
+        let mut is_complete = false;
+        self.outstanding.send_modify(|outstanding| {
             let before = outstanding.len();
             outstanding.retain(|other| *other != plural);
-            if outstanding.iter().all(|other| [NODES, ALL_NODES, SERVICE_CIDRS].contains(other)) {
-                self.only_node.notify_one();
-            }
-            before == 1 && outstanding.is_empty()
-        };
-        if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
+            is_complete = before == 1 && outstanding.is_empty();
+        });
+        if is_complete { self.changes.send(Change::Synced).await } else { Ok(()) }
     }
 
     /// Services can be served without Nodes and ServiceCIDRs, but with limits: node ports on all addresses, no zone, no
     /// weights, a route for each address.
     async fn do_without_node(&self, patience: Duration) {
-        self.only_node.notified().await;
+        self.until(|of| of.iter().all(|other| [NODES, ALL_NODES, SERVICE_CIDRS].contains(other))).await;
         tokio::time::sleep(patience).await;
-        let missing = self.outstanding().clone();
+        let missing = self.outstanding.borrow().clone();
         let what = match missing.as_slice() {
             [] => return,
             [ALL_NODES] => "all Nodes",

@@ -258,25 +258,3 @@ impl Identity {
         !self.key.is_empty() && !self.key.ends_with('/')
     }
 }
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Status {
-    pub(super) code: u16,
-    pub(super) message: String,
-    pub(super) reason: String,
-    pub(super) details: Option<StatusDetails>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct StatusDetails {
-    pub(super) retry_after_seconds: Option<u32>,
-    pub(super) causes: Vec<StatusCause>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(super) struct StatusCause {
-    pub(super) reason: String,
-}

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use proxier_core::snapshot::ObjectKey;
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
 use super::encoding::{Encoding, List, Object, Part};
-use super::objects::{CidrVersion, Identity, Resource, Status};
+use super::objects::{CidrVersion, Identity, Resource};
 use super::versions::{Versions, number};
 use super::{Counters, Gate, Options, protobuf};
 use crate::message::change::{Change, Unreadable, unannounced};
@@ -429,7 +430,7 @@ impl Watcher {
                 let spec = if let Change::Node(node) = &change { Some(&node.object.spec) } else { None };
                 let has_pods = spec.is_some_and(|spec| spec.pod_cidr.is_some() || !spec.pod_cidrs.is_empty());
                 self.changes.send(change).await?;
-                if has_pods { self.gate.pod_cidr().await } else { Ok(()) }
+                if has_pods { self.gate.listed(super::POD_CIDR).await } else { Ok(()) }
             }
             Err((field, reason)) => {
                 self.unreadable(Some((key, field, self.resource.service_of(key, object))), &reason).await
@@ -532,8 +533,9 @@ impl Watcher {
             Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}"))),
         };
         if what == "ERROR" {
-            let status: Status = object.read(protobuf::STATUS).unwrap_or_default();
-            return Err(Failure::of_status(status.code, &status));
+            let status: Value = object.read(protobuf::STATUS).unwrap_or_default();
+            let code = status["code"].as_u64().and_then(|code| code.try_into().ok()).unwrap_or_default();
+            return Err(Failure::of_status(code, &status));
         }
         let Some(identity) = Identity::of(object).filter(|identity| what == "BOOKMARK" || identity.is_named()) else {
             return Ok(self.damaged(progress, stream, NO_NAME).await?);
