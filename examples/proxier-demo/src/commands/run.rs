@@ -254,12 +254,10 @@ impl Attendant {
     async fn serve_health_checks(&mut self, passed: PassSummary, limiter: &mut Limiter) -> Option<PassSummary> {
         let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
         let all_open = failures.is_empty();
-        for failed in failures {
-            if limiter.pass(&failed.service.to_string(), Instant::now()) {
-                let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
-                tracing::error!("Service {}: {note}", failed.service);
-                let service = Regarding::Service(failed.service);
-                self.recorder.record(service, Reason::FAILED_SERVICE_HEALTH, note);
+        for (service, note) in failures {
+            if limiter.pass(&service.to_string(), Instant::now()) {
+                tracing::error!("Service {service}: {note}");
+                self.recorder.record(Regarding::Service(service), Reason::FAILED_SERVICE_HEALTH, note);
             }
         }
         (!all_open).then_some(passed)

@@ -13,7 +13,7 @@ use crate::message::Begun;
 use crate::sources::cluster::{Counters, requests};
 use crate::status::board::{Board, text};
 use crate::status::metrics::Metrics;
-use crate::status::server::Answer;
+use crate::status::server::{self, Answer};
 use crate::status::zpages;
 
 /// Failing requests to the API server are reported after this time; before, it may just be restarting.
@@ -29,8 +29,8 @@ pub struct Health {
 
 #[derive(Debug, Default)]
 struct Conditions {
-    /// The served families, and when all requests of each were last done.
-    families: Vec<(&'static str, SystemTime)>,
+    /// When all requests were last done, in all served families.
+    updated: Option<SystemTime>,
     /// Since when the kernel lacks a desired object.
     pending: Option<Instant>,
     ready: bool,
@@ -62,9 +62,8 @@ impl Health {
 
     /// Sets the served families, known once the mode is.
     pub fn set_families(&self, families: Families) {
-        let (mut state, updated) = (self.state(), SystemTime::now());
-        state.families = families.iter().map(|family| (family.name(), updated)).collect();
-        state.metrics.families = families;
+        let mut state = self.state();
+        (state.updated, state.metrics.families) = (Some(SystemTime::now()), families);
     }
 
     fn state(&self) -> MutexGuard<'_, Conditions> {
@@ -91,7 +90,7 @@ impl Health {
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
-        state.families.iter_mut().for_each(|(_, updated)| *updated = now);
+        state.updated = Some(now);
     }
 
     /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor
@@ -174,25 +173,22 @@ impl Health {
     pub(super) fn answer_ready(&self) -> Answer {
         let ready = self.is_ready();
         let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::json(status, self.with_held(json!({"ready": ready})).to_string())
+        server::json(status, self.with_held(json!({"ready": ready})).to_string())
     }
 
     /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
     pub(super) fn answer(&self, path: &str, now: Instant) -> Answer {
         let mut state = self.state();
         let current = SystemTime::now();
-        // One reconciler serves both families.
         let healthy = self.is_in_time(state.pending, now);
-        let mut oldest = current;
-        let mut families = Map::new();
-        for (name, updated) in &state.families {
-            // A healthy node is up to date now.
-            let updated = if healthy { current } else { *updated };
-            oldest = oldest.min(updated);
-            families.insert((*name).to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
-        }
+        // A healthy node is up to date now.
+        let updated = text(state.updated.filter(|_| !healthy).unwrap_or(current).min(current));
+        // One reconciler serves both families.
+        let of_family = json!({"lastUpdated": updated, "healthy": healthy});
+        let families = state.metrics.families.iter().map(|family| (family.name().to_owned(), of_family.clone()));
+        let families: Map<String, Value> = families.collect();
         let mut body = json!({
-            "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
+            "lastUpdated": updated, "currentTime": text(current), "healthy": healthy, "status": families,
         });
         // A failing API server does not make the node unhealthy, which continues to serve. The key is absent while the
         // server answers, as in kube-proxy.
@@ -212,7 +208,7 @@ impl Health {
         let [ok, unavailable] = counters;
         *if good { ok } else { unavailable } += 1;
         let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        Answer::json(status, self.with_held(body).to_string())
+        server::json(status, self.with_held(body).to_string())
     }
 
     /// Adds why deletions are held back, which kube-proxy does not report.
@@ -240,8 +236,8 @@ mod tests {
         health.set_api(api.clone());
         let said = || {
             let answer = health.answer("/healthz", Instant::now());
-            assert_eq!(answer.status, StatusCode::OK);
-            let body: Value = serde_json::from_str(&answer.body).unwrap();
+            assert_eq!(answer.status(), StatusCode::OK);
+            let body: Value = serde_json::from_str(answer.body()).unwrap();
             body.get("apiServerFailingSince").cloned()
         };
         let now = SystemTime::now();

@@ -15,7 +15,9 @@ use tokio::net::TcpListener;
 use crate::problem::Problem;
 use crate::status::health::Health;
 use crate::status::page::StatusPage;
-use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, bind, serve};
+use crate::status::server::{
+    self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, answer, bind, not_found, serve, text,
+};
 use crate::status::zpages;
 
 /// Listens on an address. On failure reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
@@ -52,7 +54,7 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     let answers = move |path: &str| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
         "/readyz" => health.answer_ready(),
-        _ => Answer::not_found(),
+        _ => not_found(),
     };
     serve(listener, Slots::new(CONNECTIONS), answers).await;
 }
@@ -95,13 +97,12 @@ impl MetricsServer {
 const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
 
 fn metrics(body: String) -> Answer {
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    Answer { status: StatusCode::OK, kind, headers: vec![], body }
+    answer(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", body)
 }
 
 impl Answers for MetricsServer {
     async fn answer(&self, asked: HttpRequest) -> Answer {
-        match asked.path.as_str() {
+        match asked.path() {
             "/metrics" => {
                 let begun = match &self.status {
                     Some(status) if self.mode.facts().is_process => status.begun().await,
@@ -110,16 +111,16 @@ impl Answers for MetricsServer {
                 metrics(self.health.page(self.packets(), begun))
             }
             "/metrics/slis" => metrics(self.health.slis(Instant::now())),
-            "/healthz" => Answer::text("ok"),
-            "/proxyMode" => Answer::text(self.mode.name()),
+            "/healthz" => text(StatusCode::OK, "ok"),
+            "/proxyMode" => text(StatusCode::OK, self.mode.name()),
             "/configz" => {
-                Answer::json(StatusCode::OK, json!({"kubeproxy.config.k8s.io": self.configuration}).to_string())
+                server::json(StatusCode::OK, json!({"kubeproxy.config.k8s.io": self.configuration}).to_string())
             }
             "/flagz" => zpages::flags(&self.configuration, &asked),
             "/statusz" => zpages::status(self.started, &PATHS, &asked),
             _ => match &self.status {
-                Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(Answer::not_found),
-                None => Answer::not_found(),
+                Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(not_found),
+                None => not_found(),
             },
         }
     }

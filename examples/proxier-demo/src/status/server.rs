@@ -74,63 +74,41 @@ impl Slots {
     }
 }
 
+pub(crate) type Answer = Response<String>;
+
+/// An answer with content of this kind.
+pub(crate) fn answer(status: StatusCode, kind: &'static str, body: impl Into<String>) -> Answer {
+    let mut answer = Answer::new(body.into());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
+}
+
+pub(crate) fn json(status: StatusCode, body: impl Into<String>) -> Answer {
+    answer(status, "application/json", body)
+}
+
+pub(crate) fn text(status: StatusCode, body: impl Into<String>) -> Answer {
+    answer(status, "text/plain; charset=utf-8", body)
+}
+
+pub(crate) fn not_found() -> Answer {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// The head of a request, and the address of the client; `None`: the client is already gone.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) kind: &'static str,
-    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    pub(crate) body: String,
-}
-
-impl Answer {
-    pub(crate) fn json(status: StatusCode, body: String) -> Self {
-        Answer { status, kind: "application/json", headers: Vec::new(), body }
-    }
-
-    pub(crate) fn text(body: &str) -> Self {
-        Answer { status: StatusCode::OK, kind: "text/plain; charset=utf-8", headers: Vec::new(), body: body.to_owned() }
-    }
-
-    pub(crate) fn not_found() -> Self {
-        Answer { status: StatusCode::NOT_FOUND, ..Answer::text("404 page not found\n") }
-    }
-
-    fn response(self) -> Response<String> {
-        let mut response = Response::new(self.body);
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
-        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        headers.extend(self.headers);
-        response
-    }
-}
-
-/// A request, as far as answers depend on it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HttpRequest {
-    pub(crate) path: String,
-    /// Query: the text behind the question mark, still encoded; empty without one.
-    pub(crate) query: String,
-    /// The header `Host`; empty without one.
-    pub(crate) host: String,
-    /// The header `Accept`; empty without one.
-    pub(crate) accept: String,
-    /// Address of the client; `None`: the client is already gone.
-    pub(crate) peer: Option<IpAddr>,
-}
+pub(crate) struct HttpRequest(pub(crate) http::request::Parts, pub(crate) Option<IpAddr>);
 
 impl HttpRequest {
-    fn new<T>(request: &http::Request<T>, peer: Option<IpAddr>) -> Self {
-        let header =
-            |name| request.headers().get(name).and_then(|text| text.to_str().ok()).unwrap_or_default().to_owned();
-        HttpRequest {
-            path: request.uri().path().to_owned(),
-            query: request.uri().query().unwrap_or_default().to_owned(),
-            host: header(header::HOST),
-            accept: header(header::ACCEPT),
-            peer: peer.map(|peer| peer.to_canonical()),
-        }
+    pub(crate) fn path(&self) -> &str {
+        self.0.uri.path()
+    }
+
+    /// A header; empty without one.
+    pub(crate) fn header(&self, name: HeaderName) -> &str {
+        self.0.headers.get(name).and_then(|text| text.to_str().ok()).unwrap_or_default()
     }
 }
 
@@ -141,7 +119,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 /// Answers that depend on the path alone.
 impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Answers for F {
     fn answer(&self, asked: HttpRequest) -> impl Future<Output = Answer> + Send {
-        ready(self(&asked.path))
+        ready(self(asked.path()))
     }
 }
 
@@ -167,25 +145,8 @@ pub(crate) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpLis
     TcpListener::from_std(std::net::TcpListener::from(opened))
 }
 
-/// A running server. When dropped, it ends soon, with all its connections.
-#[derive(Debug)]
-pub(crate) struct Server(JoinSet<()>);
-
-impl Server {
-    /// Starts to serve; see [`serve`]. Must be called within a tokio runtime.
-    pub(crate) fn start(listener: TcpListener, slots: Slots, answers: impl Answers) -> Self {
-        let mut task = JoinSet::new();
-        task.spawn(serve(listener, slots, answers));
-        Server(task)
-    }
-
-    /// Ends it. Afterwards the listener is closed, its address is free, and no connection gets another answer.
-    pub(crate) async fn end(mut self) {
-        self.0.shutdown().await;
-    }
-}
-
-/// Answers every request on a listener. When dropped, it ends with all connections.
+/// Answers every request on a listener. When dropped, it ends with all connections: the listener is closed, its address
+/// is free, and no connection gets another answer.
 pub(crate) async fn serve(listener: TcpListener, slots: Slots, answers: impl Answers) {
     let answers = Arc::new(answers);
     let mut connections = JoinSet::new();
@@ -220,13 +181,13 @@ fn is_short_of_room(error: &io::Error) -> bool {
 
 /// Answers the requests of one connection, until it ends or another connection needs its slot.
 async fn converse(stream: TcpStream, slot: Slot, answers: Arc<impl Answers>) {
-    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+    let peer = stream.peer_addr().ok().map(|peer| peer.ip().to_canonical());
     let begun = Instant::now();
     let (asked, mut last_asked) = watch::channel(None);
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
         asked.send_replace(Some(Instant::now()));
-        let (answers, request) = (answers.clone(), HttpRequest::new(&request, peer));
-        async move { Ok::<_, Infallible>(answers.answer(request).await.response()) }
+        let (answers, request) = (answers.clone(), HttpRequest(request.into_parts().0, peer));
+        async move { Ok::<_, Infallible>(answers.answer(request).await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode};
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
+use tokio::task::JoinSet;
 
 use crate::status::health::Health;
-use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind};
+use crate::status::server::{self, Answer, CONNECTIONS, Families, Slots, bind, serve};
 
 /// Addresses of the servers.
 pub type ListenAddresses = ByFamily<OpenOn>;
@@ -34,13 +35,6 @@ fn addresses(listening: &ListenAddresses) -> BTreeSet<IpAddr> {
     addresses
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FailedServer {
-    pub service: ObjectKey,
-    pub address: SocketAddr,
-    pub reason: String,
-}
-
 /// The servers of all Services. They share one limit on connections.
 #[derive(Debug)]
 pub struct ServiceHealth {
@@ -53,7 +47,7 @@ pub struct ServiceHealth {
 struct Servers {
     port: u16,
     /// Servers by requested address, with the number that each reports.
-    listening: BTreeMap<IpAddr, (Server, Arc<AtomicUsize>)>,
+    listening: BTreeMap<IpAddr, (JoinSet<()>, Arc<AtomicUsize>)>,
 }
 
 impl ServiceHealth {
@@ -61,8 +55,8 @@ impl ServiceHealth {
         ServiceHealth { health, slots: Slots::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers to match these Services on these addresses. Returns the servers that could not
-    /// be opened; the next call retries them. Must be called within a tokio runtime.
+    /// Opens, closes and updates servers to match these Services on these addresses. Returns what could not be
+    /// opened, by Service; the next call retries it. Must be called within a tokio runtime.
     ///
     /// Servers that are no longer needed are closed, listener and connections, before any is opened. So a port can move
     /// between Services, or from single addresses to all of them, within one call.
@@ -70,7 +64,7 @@ impl ServiceHealth {
         &mut self,
         wanted: &BTreeMap<ObjectKey, HealthCheck>,
         listening: &ListenAddresses,
-    ) -> Vec<FailedServer> {
+    ) -> Vec<(ObjectKey, String)> {
         let addresses = addresses(listening);
         self.close_others(wanted, &addresses).await;
         let mut failed = Vec::new();
@@ -89,14 +83,11 @@ impl ServiceHealth {
                         let count = Arc::new(AtomicUsize::new(local_endpoints));
                         let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
                         let answers = move |_any_path: &str| answer(&key, &answered, &health);
-                        let server = Server::start(listener, self.slots.clone(), answers);
+                        let mut server = JoinSet::new();
+                        server.spawn(serve(listener, self.slots.clone(), answers));
                         servers.listening.insert(*address, (server, count));
                     }
-                    Err(error) => failed.push(FailedServer {
-                        service: key.clone(),
-                        address: address_and_port,
-                        reason: error.to_string(),
-                    }),
+                    Err(error) => failed.push((key.clone(), format!("cannot listen on {address_and_port}: {error}"))),
                 }
             }
         }
@@ -118,8 +109,8 @@ impl ServiceHealth {
             closing.extend(BTreeMap::into_values(close));
             check.is_some()
         });
-        for (server, _) in closing {
-            server.end().await;
+        for (mut server, _) in closing {
+            server.shutdown().await;
         }
     }
 }
@@ -136,6 +127,7 @@ fn answer(key: &ObjectKey, count: &AtomicUsize, health: &Health) -> Answer {
         quoted(key.name()),
     );
     let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let weight = (HeaderName::from_static("x-load-balancing-endpoint-weight"), HeaderValue::from(count));
-    Answer { headers: vec![weight], ..Answer::json(status, body) }
+    let mut answer = server::json(status, body);
+    answer.headers_mut().insert("x-load-balancing-endpoint-weight", HeaderValue::from(count));
+    answer
 }

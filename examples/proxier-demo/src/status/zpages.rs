@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
 
-use http::StatusCode;
+use http::{StatusCode, header};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::settings::cli::flags_of;
 use crate::status::metrics::Metrics;
-use crate::status::server::{Answer, HttpRequest};
+use crate::status::server::{Answer, HttpRequest, text};
 use crate::status::text::Page;
 
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
@@ -23,11 +23,10 @@ fn page(name: &str, lines: &str, asked: &HttpRequest) -> Answer {
         let kind = media.split(';').next().unwrap_or_default().trim();
         matches!(kind, "" | "*/*" | "text/*" | "text/plain")
     };
-    if !asked.accept.split(',').any(is_text) {
-        let status = StatusCode::NOT_ACCEPTABLE;
-        return Answer { status, ..Answer::text("there is text/plain only\n") };
+    if !asked.header(header::ACCEPT).split(',').any(is_text) {
+        return text(StatusCode::NOT_ACCEPTABLE, "there is text/plain only\n");
     }
-    Answer::text(&format!("\nproxier-demo {name}\n{WARNING}\n\n{lines}"))
+    text(StatusCode::OK, format!("\nproxier-demo {name}\n{WARNING}\n\n{lines}"))
 }
 
 /// `/flagz`: each flag with the value in effect, including those from a file.

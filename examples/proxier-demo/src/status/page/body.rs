@@ -30,13 +30,11 @@ struct Room {
     endpoints: usize,
 }
 
-impl Room {
-    /// The first items of a list, as far as they fit.
-    fn take<'a, T>(left: &mut usize, all: &'a [T], most: usize) -> &'a [T] {
-        let shown = all.get(..all.len().min(most).min(*left)).unwrap_or_default();
-        *left = left.saturating_sub(shown.len());
-        shown
-    }
+/// The first items of a list, as far as they fit.
+fn take<'a, T>(left: &mut usize, all: &'a [T], most: usize) -> &'a [T] {
+    let shown = all.get(..all.len().min(most).min(*left)).unwrap_or_default();
+    *left = left.saturating_sub(shown.len());
+    shown
 }
 
 /// Adds the state of the kernel's thread.
@@ -70,7 +68,7 @@ fn matches(service: &ServiceView, filter: &str) -> bool {
 }
 
 fn service_json(view: &View, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {
-    let shown = Room::take(&mut room.frontends, &service.frontends, FRONTENDS_OF_ONE);
+    let shown = take(&mut room.frontends, &service.frontends, FRONTENDS_OF_ONE);
     let frontends: Vec<Value> =
         shown.iter().map(|frontend| frontend_json(view, frontend, &service.ports, room, counters)).collect();
     json!({
@@ -150,7 +148,7 @@ fn endpoints(
         .filter(|key| !wanted.contains(key))
         .collect();
     let all: Vec<EndpointKey> = serving.iter().copied().chain(leaving).collect();
-    let shown = Room::take(&mut room.endpoints, &all, ENDPOINTS_OF_ONE);
+    let shown = take(&mut room.endpoints, &all, ENDPOINTS_OF_ONE);
     let value = |key: &EndpointKey| {
         let mut value = json!({"address": key.to_string()});
         let mut real_servers = counted.iter().flat_map(|counted| &counted.real_servers);

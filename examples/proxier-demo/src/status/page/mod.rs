@@ -26,12 +26,14 @@ use crate::message::view::View;
 use crate::message::{Begun, Message};
 use crate::settings::Exposure;
 use crate::status::health::Health;
-use crate::status::server::{Answer, HttpRequest};
+use crate::status::server::{self, Answer, HttpRequest};
 
 fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
     match exposure {
         Exposure::Off => false,
-        Exposure::Localhost => asked.peer.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(&asked.host),
+        Exposure::Localhost => {
+            asked.1.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(asked.header(header::HOST))
+        }
         Exposure::On => true,
     }
 }
@@ -84,9 +86,9 @@ impl StatusPage {
         if !admits(self.exposure, asked) {
             return None;
         }
-        match asked.path.as_str() {
+        match asked.path() {
             "/status" => Some(page()),
-            "/status.json" => Some(self.json(&asked.query, health).await),
+            "/status.json" => Some(self.json(asked.0.uri.query().unwrap_or_default(), health).await),
             _ => None,
         }
     }
@@ -120,11 +122,11 @@ impl StatusPage {
             });
             body = match added.await {
                 Ok(body) => body,
-                Err(_ended) => return Answer { status: StatusCode::SERVICE_UNAVAILABLE, ..Answer::text("ending\n") },
+                Err(_ended) => return server::text(StatusCode::SERVICE_UNAVAILABLE, "ending\n"),
             };
         }
-        let mut answer = Answer::json(StatusCode::OK, body.to_string());
-        answer.headers.push((header::CACHE_CONTROL, HeaderValue::from_static("no-store")));
+        let mut answer = server::json(StatusCode::OK, body.to_string());
+        answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         answer
     }
 
@@ -181,7 +183,7 @@ const SCRIPT: &str = include_str!("page.js");
 /// The page. Only the style and the script with this answer's nonce are run, and nothing is loaded from elsewhere.
 fn page() -> Answer {
     let Ok(number) = random() else {
-        return Answer { status: StatusCode::INTERNAL_SERVER_ERROR, ..Answer::text("no random numbers\n") };
+        return server::text(StatusCode::INTERNAL_SERVER_ERROR, "no random numbers\n");
     };
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{number}'; style-src 'nonce-{number}'; connect-src 'self'; base-uri 'none'; \
@@ -189,12 +191,12 @@ fn page() -> Answer {
     );
     let body = HTML.replace("NUMBER", &number).replace("BUILD", build::LINE);
     let body = body.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT);
-    let mut headers = vec![
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-    ];
+    let mut page = server::answer(StatusCode::OK, "text/html; charset=utf-8", body);
+    let headers = page.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.extend(HeaderValue::try_from(policy).map(|policy| (header::CONTENT_SECURITY_POLICY, policy)));
-    Answer { status: StatusCode::OK, kind: "text/html; charset=utf-8", headers, body }
+    page
 }
 
 /// A random number of 128 bits, in hexadecimal.
@@ -225,13 +227,12 @@ mod tests {
     #[test]
     fn each_page_allows_its_own_style_and_script_only() {
         let [first, second] = [page(), page()];
-        assert_ne!(first.body, second.body);
-        let (_, policy) = first.headers.iter().find(|(name, _)| name == header::CONTENT_SECURITY_POLICY).unwrap();
-        let policy = policy.to_str().unwrap();
+        assert_ne!(first.body(), second.body());
+        let policy = first.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         let number = policy.split("script-src 'nonce-").nth(1).unwrap().split('\'').next().unwrap();
         assert_eq!(number.len(), 32);
-        assert_eq!(first.body.matches(&format!("nonce=\"{number}\"")).count(), 2);
-        assert!(!first.body.contains("NUMBER") && !first.body.contains("/*S"), "everything is filled in");
+        assert_eq!(first.body().matches(&format!("nonce=\"{number}\"")).count(), 2);
+        assert!(!first.body().contains("NUMBER") && !first.body().contains("/*S"), "everything is filled in");
         assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     }
 
@@ -241,12 +242,12 @@ mod tests {
         let (messages, mut inbox) = mpsc::channel(4);
         let page = StatusPage::new(Exposure::On, Kind::Nftables, messages);
         let health = Health::new(Duration::from_secs(30), Families::V4);
-        let ask = HttpRequest { path: "/status.json".into(), ..HttpRequest::default() };
+        let ask = HttpRequest(http::Request::get("/status.json").body(()).unwrap().into_parts().0, None);
         let begun = Instant::now();
         let get = || page.answer(&ask, &health);
         let (a, b, c, d) = tokio::join!(get(), get(), get(), get());
         for answer in [a, b, c, d] {
-            let body: Value = serde_json::from_str(&answer.unwrap().body).unwrap();
+            let body: Value = serde_json::from_str(answer.unwrap().body()).unwrap();
             assert_eq!((&body["age"], &body["mode"]), (&Value::Null, &json!("nftables")));
             assert_eq!((&body["health"]["healthy"], body.get("services")), (&json!(true), None));
         }
