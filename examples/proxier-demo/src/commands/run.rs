@@ -17,7 +17,7 @@ use crate::engine::choose::{ChosenMode, Preparing, choose};
 use crate::engine::lock::Lock;
 use crate::engine::signals::Signals;
 use crate::engine::worker::{PassSummary, Worker};
-use crate::engine::{host, needs, neighbours, privileges, tables, userspace};
+use crate::engine::{monitors, needs, neighbours, privileges, userspace};
 use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::{Message, to_kernel};
 use crate::problem::{Problem, Stopped};
@@ -124,8 +124,8 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
         health.set_api(cluster.counters().clone());
     }
     let config = engine.proxier().facts().config();
-    host::watch(messages.clone(), config.fast_path.is_some());
-    let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
+    monitors::watch_host(messages.clone(), config.fast_path.is_some());
+    let compared = engine.proxier().table_name().map(|table| monitors::watch_tables(table, messages.clone()));
     // The API's runtime runs this, since looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared)?;

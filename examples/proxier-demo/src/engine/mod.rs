@@ -2,17 +2,16 @@
 
 pub(crate) mod beside;
 pub(crate) mod choose;
-pub(crate) mod host;
 pub(crate) mod kernel;
 pub mod lock;
 pub mod memory;
 mod modules;
+pub(crate) mod monitors;
 pub mod needs;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
 mod sockets;
-pub(crate) mod tables;
 mod timed;
 pub(crate) mod userspace;
 pub(crate) mod view;
