@@ -26,7 +26,7 @@ use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::settings::{Exposure, Settings};
 use crate::sources::cluster::Options;
 use crate::sources::files::RewriteWatch;
-use crate::sources::source::{Api, StartingSource};
+use crate::sources::source::{StartingSource, start_api};
 use crate::status::events::{Reason, Recorder, Regarding};
 use crate::status::health::Health;
 use crate::status::logging::Limiter;
@@ -37,14 +37,14 @@ use crate::status::service_health::ServiceHealth;
 /// A starting source, and both ends of the channel for its changes.
 type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
 
-fn begin(configured: &Configured, api: &Api) -> Result<Begun, Stopped> {
+fn begin(configured: &Configured, api: &Handle) -> Result<Begun, Stopped> {
     let (changes, messages, inbox) = to_kernel();
     let source = StartingSource::begin(configured, changes, api).map_err(Stopped::bad_input)?;
     Ok((source, messages, inbox))
 }
 
 /// Returns the source, restarted if the chosen mode needs more of the cluster than the configured one.
-fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, Stopped> {
+fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Handle) -> Result<Begun, Stopped> {
     let chosen = &chosen.configured;
     let covers = || Options::from_settings(&asked_for.settings).cover(&Options::from_settings(&chosen.settings));
     if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
@@ -72,14 +72,14 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     let mut signals =
         Signals::listen().map_err(|error| Problem::new("", format!("signals cannot be handled ({error})")))?;
     privileges::require()?;
-    let (_lock, api) = (Lock::take()?, Api::start()?);
+    let (_lock, api) = (Lock::take()?, start_api()?);
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
-    let (source, messages, inbox) = begin(configured, &api)?;
+    let (source, messages, inbox) = begin(configured, api)?;
     let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
     // Nodes are eligible once their Node was seen; manifests need no Node.
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
-    let recorder = recorder(configured, &api);
+    let recorder = recorder(configured, api);
     recorder.record(Regarding::Node, Reason::STARTING, "");
     let (what, healthz) = (("healthz server", Reason::FAILED_HEALTH), configured.settings.healthz);
     let hard_fail = configured.settings.object.bind_address_hard_fail;
@@ -97,7 +97,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
         }
     };
     let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
-    let (source, messages, inbox) = enough(configured, &chosen, (source, messages, inbox), &api)?;
+    let (source, messages, inbox) = enough(configured, &chosen, (source, messages, inbox), api)?;
     let ChosenMode { configured, engine, notes, passed_over, rules } = chosen;
     let (configured, settings) = (&configured, &configured.settings);
     for note in notes {
@@ -127,7 +127,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     monitors::watch_host(messages.clone(), config.fast_path.is_some());
     let compared = engine.proxier().table_name().map(|table| monitors::watch_tables(table, messages.clone()));
     // The API's runtime runs this, since looking up names may take a while.
-    api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
+    api.spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared)?;
     let from = if source.is_some() { "the API server" } else { "files" };
     tracing::info!("node {}: serving in {} mode, Services from {from}", settings.node_name, settings.mode);
@@ -267,9 +267,9 @@ impl Attendant {
 /// Pause before retrying a Service's server that could not be opened: its address may still be in use, or tentative.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
-fn recorder(configured: &Configured, api: &Api) -> Recorder {
+fn recorder(configured: &Configured, api: &Handle) -> Recorder {
     let Source::Cluster(connection) = &configured.source else { return Recorder::default() };
-    Recorder::start(&api.handle(), connection.clone(), &configured.settings.node_name)
+    Recorder::start(api, connection.clone(), &configured.settings.node_name)
 }
 
 /// Sets how early the kernel kills this process when memory is short.

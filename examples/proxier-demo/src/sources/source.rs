@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::message::Changes;
@@ -14,27 +14,11 @@ use crate::sources::manifests::Manifests;
 
 /// The API client has its own thread, because it waits for programs that get credentials (`exec` in a kubeconfig),
 /// which must not delay health checks and the kernel's thread.
-pub(crate) struct Api(Option<Runtime>);
-
-impl Api {
-    pub(crate) fn start() -> Result<Self, Problem> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
-        let problem = |error| Problem::new("", format!("no thread for the API server ({error})"));
-        runtime.map(|runtime| Api(Some(runtime))).map_err(problem)
-    }
-
-    pub(crate) fn handle(&self) -> Handle {
-        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
-    }
-}
-
-impl Drop for Api {
-    fn drop(&mut self) {
-        // Blocking is not allowed within another runtime.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+/// It ends with the process: within another runtime, nothing may wait for it.
+pub(crate) fn start_api() -> Result<&'static Handle, Problem> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::new("", format!("no thread for the API server ({error})")))?;
+    Ok(Box::leak(Box::new(runtime)).handle())
 }
 
 #[expect(clippy::large_enum_variant, reason = "a process has one, at its start")]
@@ -45,7 +29,7 @@ pub(crate) enum StartingSource {
 
 impl StartingSource {
     /// Reads the files, or starts to request from the API server.
-    pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
+    pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Handle) -> Result<Self, Vec<Problem>> {
         let node_name = configured.settings.node_name.clone();
         match &configured.source {
             Source::Manifests(paths) => {
@@ -56,7 +40,7 @@ impl StartingSource {
                 let connection = connection.clone();
                 let options = Options::from_settings(&configured.settings);
                 let start = async move { Cluster::start(connection, &node_name, options, changes).await };
-                Ok(StartingSource::Cluster(api.handle().spawn(start)))
+                Ok(StartingSource::Cluster(api.spawn(start)))
             }
         }
     }
