@@ -35,7 +35,7 @@ use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use crate::engine::choose::Preparing;
-use crate::engine::needs::{Findings, Requirements};
+use crate::engine::needs::Findings;
 use crate::engine::neighbours::Neighbours;
 use crate::engine::timed::TimedPorts;
 use crate::message::change::{Change, Unreadable};
@@ -123,7 +123,7 @@ impl Engine {
         for (user, neighbours) in Neighbours::new(&configured.source).find().await {
             options.config.reserved.set_neighbours(user, neighbours);
         }
-        if let Some(findings) = modules.and_then(|check| check.join().ok()) {
+        if let Some(findings) = modules.and_then(|check| check.join().ok()?) {
             let obstacles = findings.obstacles();
             if !obstacles.is_empty() {
                 return Err(obstacles);
@@ -353,12 +353,12 @@ pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
 }
 
 /// Probes modules in parallel with the iptables programs, which take as long. Unnecessary if all modules are loaded.
-fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
+fn check_modules(settings: &Settings) -> Option<JoinHandle<Option<Findings>>> {
     if modules::has_ipvs(settings) {
         return None;
     }
-    let wanted = Requirements::from_settings(settings).ok()?;
-    let check = move || wanted.check(&mut NoActiveProbe);
+    let settings = settings.clone();
+    let check = move || needs::find(&settings, &mut NoActiveProbe).ok();
     std::thread::Builder::new().name("modules".to_owned()).spawn(check).ok()
 }
 

@@ -9,49 +9,22 @@ use proxier_core::config::RulesBy;
 use crate::settings::Settings;
 
 /// Modules for the tables of nftables mode and of IPVS mode.
-const TABLES: [&str; 12] = [
-    "nf_tables",
-    "nft_chain_nat",
-    "nft_ct",
-    "nft_fib_ipv4",
-    "nft_fib_ipv6",
-    "nft_hash",
-    "nft_masq",
-    "nft_nat",
-    "nft_numgen",
-    "nft_reject_ipv4",
-    "nft_reject_ipv6",
-    "nf_conntrack_netlink",
-];
+const TABLES: &str = "nf_tables nft_chain_nat nft_ct nft_fib_ipv4 nft_fib_ipv6 nft_hash nft_masq nft_nat nft_numgen \
+                      nft_reject_ipv4 nft_reject_ipv6 nf_conntrack_netlink";
 
 /// Modules of IPVS mode that are loaded once it has served, without the scheduler's. If all are loaded, no preparation
 /// is needed.
-const IPVS: [&str; 15] = [
-    "ip_vs",
-    "dummy",
-    "xt_set",
-    "xt_comment",
-    "xt_mark",
-    "xt_addrtype",
-    "xt_conntrack",
-    "xt_MASQUERADE",
-    "xt_physdev",
-    "xt_ipvs",
-    "ip_set_hash_ip",
-    "ip_set_hash_ipport",
-    "ip_set_hash_ipportip",
-    "ip_set_hash_ipportnet",
-    "ip_set_bitmap_port",
-];
+const IPVS: &str = "ip_vs dummy xt_set xt_comment xt_mark xt_addrtype xt_conntrack xt_MASQUERADE xt_physdev xt_ipvs \
+                    ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_bitmap_port";
 
 /// Modules of IPVS mode with an nf_tables table. A trial shows whether the table's modules are available.
-const IPVS_BY_NFT: [&str; 2] = ["ip_vs", "dummy"];
+const IPVS_BY_NFT: &str = "ip_vs dummy";
 
 fn of_ipvs(settings: &Settings) -> Vec<String> {
     let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-    let used: &[&str] = if by_nft { &IPVS_BY_NFT } else { &IPVS };
+    let used = if by_nft { IPVS_BY_NFT } else { IPVS };
     let scheduler = format!("ip_vs_{}", settings.core.ipvs.scheduler);
-    used.iter().map(ToString::to_string).chain([scheduler]).collect()
+    used.split(' ').map(str::to_owned).chain([scheduler]).collect()
 }
 
 /// Whether every module of IPVS mode is loaded. A built-in one may be invisible.
@@ -63,7 +36,7 @@ pub(super) fn has_ipvs(settings: &Settings) -> bool {
 pub(crate) fn preload(settings: &Settings) {
     let mut names = if settings.mode.facts().has_virtual_servers { of_ipvs(settings) } else { Vec::new() };
     if settings.mode.table_name(&settings.core).is_some() {
-        names.splice(0..0, TABLES.iter().map(ToString::to_string));
+        names.splice(0..0, TABLES.split(' ').map(str::to_owned));
     }
     if names.is_empty() {
         return;

@@ -19,8 +19,7 @@ use crate::settings::cli::Configured;
 /// A missing family is not an obstacle if the kernel has the other one: `run` then serves that one.
 /// Errors: no kernel module can have the configured scheduler's name.
 pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
-    let mut ask = |capability: &Capability| ask(kernel, capability);
-    Ok(Requirements::from_settings(settings)?.check(&mut ask).report)
+    Ok(find(settings, &mut |capability: &Capability| ask(kernel, capability))?.report)
 }
 
 /// Checks that IPVS mode, if it may serve, has an existing scheduler: one of the kernel's own tree, or one whose module
@@ -47,50 +46,41 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     Err(configured.problem("ipvs.scheduler", reason))
 }
 
-pub(crate) struct Requirements {
-    profile: Profile,
-    families: Served,
-}
-
 /// Result of the checks, and the desired families that this kernel can serve.
 pub(crate) struct Findings {
     pub(crate) report: Report,
     pub(crate) families: Served,
 }
 
-impl Requirements {
-    pub(crate) fn from_settings(settings: &Settings) -> Result<Self, Problem> {
-        let profile = Profile::default()
-            .scheduler(&settings.core.ipvs.scheduler.to_string())
-            .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
-        let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-        let profile = profile.strict_arp(settings.host.strict_arp).without_iptables(by_nft);
-        Ok(Requirements { profile, families: settings.core.families })
-    }
-
-    /// Checks files, and asks the kernel.
-    pub(crate) fn check(self, active: &mut dyn ActiveProbe) -> Findings {
-        let Requirements { profile, families } = self;
-        let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
-        let of_kernel = |families| match families {
+/// Checks files, and asks the kernel.
+pub(crate) fn find(settings: &Settings, active: &mut dyn ActiveProbe) -> Result<Findings, Problem> {
+    let profile = Profile::default()
+        .scheduler(&settings.core.ipvs.scheduler.to_string())
+        .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
+    let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+    let profile = profile.strict_arp(settings.host.strict_arp).without_iptables(by_nft);
+    let families = settings.core.families;
+    let mut probe = |families| {
+        let families = match families {
             Served::V4 => Families::Ipv4,
             Served::V6 => Families::Ipv6,
             Served::Dual => Families::Dual,
         };
-        let report = probe(of_kernel(families));
-        if families != Served::Dual || report.verdict.answer != Answer::No {
-            return Findings { report, families };
-        }
-        for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
-            let mut alone = probe(of_kernel(family));
-            if alone.verdict.answer == Answer::Yes {
-                let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
-                alone.verdict.caveats.extend(reasons);
-                return Findings { report: alone, families: family };
-            }
-        }
-        Findings { report, families }
+        Probe::new().profile(profile.clone().families(families)).run_with(active)
+    };
+    let report = probe(families);
+    if families != Served::Dual || report.verdict.answer != Answer::No {
+        return Ok(Findings { report, families });
     }
+    for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
+        let mut alone = probe(family);
+        if alone.verdict.answer == Answer::Yes {
+            let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
+            alone.verdict.caveats.extend(reasons);
+            return Ok(Findings { report: alone, families: family });
+        }
+    }
+    Ok(Findings { report, families })
 }
 
 impl Findings {

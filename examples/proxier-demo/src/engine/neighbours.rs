@@ -1,7 +1,7 @@
 //! Finds the neighbours that this node must be able to reach: the API server and the name servers. No Service may take
 //! their addresses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -14,7 +14,6 @@ use tokio::sync::mpsc;
 
 use crate::message::{Message, NeighboursByUser};
 use crate::settings::cli::{Configured, Source};
-use crate::sources::cluster::Connection;
 
 /// Interval between two searches.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -28,23 +27,19 @@ const KEPT: Duration = Duration::from_secs(600);
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 pub(crate) struct Neighbours {
-    connection: Option<Connection>,
-    seen: BTreeMap<(User, Neighbour), Instant>,
+    source: Source,
+    seen: BTreeMap<User, BTreeMap<Neighbour, Instant>>,
 }
 
 impl Neighbours {
     pub(crate) fn new(source: &Source) -> Self {
-        let connection = match source {
-            Source::Cluster(connection) => Some(connection.clone()),
-            Source::Manifests(_) => None,
-        };
-        Neighbours { connection, seen: BTreeMap::new() }
+        Neighbours { source: source.clone(), seen: BTreeMap::new() }
     }
 
     /// The API server as configured, with its name resolved, and as connected; and the name servers.
     pub(crate) async fn find(&mut self) -> NeighboursByUser {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
-        if let Some(connection) = &self.connection {
+        if let Source::Cluster(connection) = &self.source {
             let mut servers = connection.server_addresses().await;
             servers.extend(peers(connection.server_port()));
             let neighbour = |server: SocketAddr| (User::ApiServer, Neighbour::tcp(server.ip(), server.port()));
@@ -57,20 +52,15 @@ impl Neighbours {
     }
 
     fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> NeighboursByUser {
-        self.seen.extend(found.into_iter().map(|found| (found, now)));
-        // Age is relative to the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
-        let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
-        let users: BTreeSet<User> = self.seen.keys().map(|(user, _)| user.clone()).collect();
-        let newest: BTreeMap<User, Instant> =
-            users.into_iter().filter_map(|user| newest(&user).map(|at| (user, at))).collect();
-        self.seen.retain(|(user, _), at| {
-            newest.get(user).is_some_and(|newest| newest.saturating_duration_since(*at) < KEPT)
-        });
-        let mut all = NeighboursByUser::new();
-        for (user, neighbour) in self.seen.keys() {
-            all.entry(user.clone()).or_default().insert(*neighbour);
+        for (user, neighbour) in found {
+            self.seen.entry(user).or_default().insert(neighbour, now);
         }
-        all
+        for seen in self.seen.values_mut() {
+            // Age is relative to the newest of a kind: if none of that kind is found any more, all of them stay.
+            let newest = seen.values().max().copied().unwrap_or(now);
+            seen.retain(|_, at| newest.saturating_duration_since(*at) < KEPT);
+        }
+        self.seen.iter().map(|(user, seen)| (user.clone(), seen.keys().copied().collect())).collect()
     }
 }
 
@@ -150,6 +140,7 @@ pub(crate) fn shown(reserved: &Reserved) -> (String, Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::cluster::Connection;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
