@@ -77,6 +77,15 @@ impl Play {
         self.send(Change::UpsertSlice(Box::new(serde_json::from_value(object).unwrap())));
     }
 
+    /// The next report of the thread.
+    fn told(&mut self) -> PassSummary {
+        self.passed.blocking_recv().unwrap()
+    }
+
+    fn failed_passes(&self) -> u64 {
+        self.metric(|metrics| metrics.totals.failed_passes)
+    }
+
     fn is_healthy(&self) -> bool {
         self.health.is_healthy(Instant::now())
     }
@@ -126,7 +135,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(!play.health.is_ready());
     play.kernel.clear_faults();
     play.until("it is well again", |play| play.is_healthy() && play.health.is_ready());
-    assert!(play.metric(|metrics| metrics.totals.failed_passes) > 5);
+    assert!(play.failed_passes() > 5);
 }
 
 /// Annotations and configuration that are not applied to a Service become Events of the Service.
@@ -253,7 +262,7 @@ fn ports_open_in_the_other_family_are_reported() {
         ),
     ];
     assert_eq!(told, expected.map(|(reason, note)| (reason.to_owned(), note.to_owned())));
-    let listening = play.passed.blocking_recv().unwrap().listening;
+    let listening = play.told().listening;
     assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
 }
 
@@ -295,11 +304,10 @@ fn gauges_keep_the_last_reading() {
                    -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
     kernel.ipvs().load(foreign).unwrap();
     play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1, 1]);
-    let failures = |play: &Play| play.metric(|metrics| metrics.totals.failed_passes);
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
     play.until("passes that cannot read", |play| {
         assert_eq!(play.metric(gauges), [2, 1, 1, 1]);
-        failures(play) > 3
+        play.failed_passes() > 3
     });
     kernel.clear_faults();
 }
@@ -322,11 +330,11 @@ fn the_time_from_the_cause_is_measured() {
     let kernel = &play.kernel;
     // Changes of a failed pass are measured once the kernel has them, with the whole time.
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
-    let failures = play.metric(|metrics| metrics.totals.failed_passes);
-    play.until("passes that fail", |play| play.metric(|metrics| metrics.totals.failed_passes) > failures + 1);
+    let failures = play.failed_passes();
+    play.until("passes that fail", |play| play.failed_passes() > failures + 1);
     play.slice("web", "10.244.0.2", &caused(50));
-    let failures = play.metric(|metrics| metrics.totals.failed_passes);
-    play.until("passes that fail with it", |play| play.metric(|metrics| metrics.totals.failed_passes) > failures + 1);
+    let failures = play.failed_passes();
+    play.until("passes that fail with it", |play| play.failed_passes() > failures + 1);
     assert_eq!(count(&play), 0);
     kernel.clear_faults();
     play.until("it is programmed", |play| count(play) == 1);
@@ -352,26 +360,16 @@ fn health_checks_follow_the_host_and_the_services() {
     let mut play = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
     play.service("web", "10.96.0.10");
     play.send(Change::Synced);
-    let told = |play: &mut Play| {
-        let begun = Instant::now();
-        loop {
-            match play.passed.try_recv() {
-                Ok(summary) => break summary,
-                Err(_nothing_yet) => std::thread::sleep(Duration::from_millis(5)),
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is said");
-        }
-    };
-    assert!(told(&mut play).listening.v4.is_nowhere());
+    assert!(play.told().listening.v4.is_nowhere());
     kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
     play.messages.blocking_send(Message::HostChanged(Vec::new())).unwrap();
-    assert!(!told(&mut play).listening.v4.is_nowhere());
+    assert!(!play.told().listening.v4.is_nowhere());
     play.put(json!({
         "metadata": {"namespace": "demo", "name": "balanced"},
         "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.11", "externalTrafficPolicy": "Local",
             "healthCheckNodePort": 32000, "ports": [{"name": "p", "port": 80}]},
     }));
-    let checks = told(&mut play).health_checks;
+    let checks = play.told().health_checks;
     assert_eq!(checks.values().map(|check| check.port).collect::<Vec<_>>(), [32_000]);
 }
 
