@@ -8,7 +8,7 @@ pub struct Histogram {
     bounds: &'static [f64],
     /// Number of observations in each bucket. The last bucket is above all bounds.
     counts: Vec<u64>,
-    sum: f64,
+    pub(crate) sum: f64,
 }
 
 /// From 1 ms, doubling up to 16.384 s.
@@ -60,10 +60,6 @@ impl Histogram {
 
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
-    }
-
-    pub(crate) fn sum(&self) -> f64 {
-        self.sum
     }
 
     /// The number of observations up to each bound.

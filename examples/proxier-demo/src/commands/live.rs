@@ -21,7 +21,8 @@ use crate::settings::cli::Configured;
 
 pub(super) struct Live {
     kernel: KernelPorts,
-    addresses: Vec<IpAddr>,
+    /// The addresses of this host, without Services'.
+    pub(super) addresses: Vec<IpAddr>,
     /// How long to count packets; zero: one read.
     during: Duration,
 }
@@ -38,11 +39,6 @@ impl Live {
     /// The same configuration, in the mode that serves where it leaves that open.
     pub(super) fn of_serving_mode(&mut self, configured: &Configured) -> Result<Configured, Vec<Problem>> {
         serving(configured, &mut self.kernel).map_or_else(|| Ok(configured.clone()), |mode| configured.in_mode(mode))
-    }
-
-    /// The addresses of this host, without Services'.
-    pub(super) fn addresses(&self) -> &[IpAddr] {
-        &self.addresses
     }
 
     /// Reads once, and again after the time to count. `complete`: a kernel that has everything.

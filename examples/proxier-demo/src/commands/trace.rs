@@ -32,7 +32,7 @@ pub async fn trace_packet(
     let serving = serving.map_err(Stopped::bad_input)?;
     let configured = serving.as_ref().unwrap_or(configured);
     // The running kernel serves node ports on this host's addresses.
-    let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
+    let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses.clone());
     let node_addresses = own.as_deref().unwrap_or(node_addresses);
     let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
     warn_of_no_address(configured, &addresses);

@@ -1,7 +1,6 @@
 //! What a source of Services reports: single changes, and when the initial list is complete.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use proxier_core::net::Network;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
@@ -58,12 +57,6 @@ pub struct Unreadable {
     /// The Service of an EndpointSlice, if readable.
     pub service: Option<ObjectKey>,
     pub problem: Problem,
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.problem.fmt(f)
-    }
 }
 
 impl Change {

@@ -14,7 +14,7 @@ use tokio::net::unix::pipe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     file: (u64, u64),
-    size: u64,
+    pub size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
 }
@@ -33,10 +33,6 @@ impl Fingerprint {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
-    }
-
-    pub fn size(&self) -> u64 {
-        self.size
     }
 }
 

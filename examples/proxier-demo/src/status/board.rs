@@ -22,7 +22,8 @@ pub(crate) struct Board {
     failing_since: Option<SystemTime>,
     /// The first failure of the last pass that had any, and when that ended.
     last_error: Option<(SystemTime, String)>,
-    stopped: Option<String>,
+    /// Why deletions are held back, according to the last pass.
+    pub(super) stopped: Option<String>,
 }
 
 impl Board {
@@ -47,11 +48,6 @@ impl Board {
             self.last_error = Some((now, first));
         }
         self.stopped = report.stopped.as_deref().map(str::to_owned);
-    }
-
-    /// Why deletions are held back, according to the last pass.
-    pub(super) fn stopped(&self) -> Option<String> {
-        self.stopped.clone()
     }
 
     /// The last passes, the first failures of the last one with their number, and the last failure of any.

@@ -39,14 +39,6 @@ struct Conditions {
     api: Option<Arc<Counters>>,
 }
 
-impl Conditions {
-    /// The kinds whose requests to the API server have failed for a while, and since when.
-    fn api_failing(&self) -> Map<String, Value> {
-        let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
-        failing.map(|(kind, of)| (kind.to_owned(), text(of.since).into())).collect()
-    }
-}
-
 impl Health {
     /// Creates a healthy state with nothing pending. It becomes unhealthy once something is pending for two sync
     /// periods.
@@ -192,9 +184,8 @@ impl Health {
         });
         // A failing API server does not make the node unhealthy, which continues to serve. The key is absent while the
         // server answers, as in kube-proxy.
-        let failing = state.api_failing();
-        if !failing.is_empty() {
-            body["apiServerFailingSince"] = failing.into();
+        for (kind, of) in state.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY)) {
+            body["apiServerFailingSince"][kind] = text(of.since).into();
         }
         let good = match path {
             "/healthz" => {
@@ -213,8 +204,8 @@ impl Health {
 
     /// Adds why deletions are held back, which kube-proxy does not report.
     fn with_held(&self, mut body: Value) -> Value {
-        if let Some(stopped) = self.board().stopped() {
-            body["heldBack"] = Value::from(stopped);
+        if let Some(stopped) = &self.board().stopped {
+            body["heldBack"] = json!(stopped);
         }
         body
     }

@@ -181,7 +181,7 @@ impl Metrics {
         self.rows(&mut page);
         self.client(&mut page);
         process::add(&mut page);
-        page.into()
+        page.text
     }
 
     /// Values with labels, one for each served family.

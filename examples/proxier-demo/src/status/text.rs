@@ -9,7 +9,7 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 pub(super) struct Page {
     /// Prefix of the names of added metrics.
     pub(super) prefix: &'static str,
-    text: String,
+    pub(super) text: String,
 }
 
 impl Page {
@@ -55,7 +55,7 @@ impl Page {
                 labels.push(("le", bound));
                 self.sample(&buckets, &labels, &total);
             }
-            self.sample(&sum, &labels, &histogram.sum());
+            self.sample(&sum, &labels, &histogram.sum);
             self.sample(&count, &labels, &all);
         }
     }
@@ -80,10 +80,4 @@ impl Page {
 
 fn add(page: &mut String, text: Arguments<'_>) {
     let _cannot_fail = page.write_fmt(text);
-}
-
-impl From<Page> for String {
-    fn from(page: Page) -> Self {
-        page.text
-    }
 }

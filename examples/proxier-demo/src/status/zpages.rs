@@ -66,5 +66,5 @@ pub(super) fn slis(metrics: &Metrics, healthy: bool, live: bool) -> String {
         })
     });
     page.family("healthchecks_total", "counter", "The results of all health checks so far", answers);
-    page.into()
+    page.text
 }

@@ -53,7 +53,7 @@ fn line(change: &Change) -> String {
         }
         Change::ClusterNodeGone(name) => format!("-weight of {name}"),
         Change::Synced => "synced".to_owned(),
-        Change::Unreadable(problem) => format!("! {problem}"),
+        Change::Unreadable(of) => format!("! {}", of.problem),
         Change::Readable(kind, key) => format!("readable {kind} {key}"),
         _ => "other".to_owned(),
     }

@@ -39,9 +39,8 @@ impl Connection {
 
     /// Addresses of the server with its port. Empty if the name is not resolved within two seconds.
     pub async fn server_addresses(&self) -> Vec<SocketAddr> {
-        let Some(url) = self.server() else { return Vec::new() };
+        let (Some(url), Some(port)) = (self.server(), self.server_port()) else { return Vec::new() };
         let Some(host) = url.host() else { return Vec::new() };
-        let Some(port) = self.server_port() else { return Vec::new() };
         let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
         match tokio::time::timeout(Duration::from_secs(2), lookup).await {
             Ok(Ok(addresses)) => addresses.collect(),
@@ -82,13 +81,11 @@ impl Connection {
         config.auth_info.token_file.iter().for_each(|path| files.note(path));
         let until = credentials::settle(&mut config.auth_info).await;
         let until = until.map_err(|reason| Problem::new(&origin, reason))?;
-        let host = config
-            .cluster_url
-            .authority()
-            .map_or("", |authority| kubeconfig::without_user(authority.as_str()))
-            .to_owned();
+        let authority = config.cluster_url.authority().map_or("", |authority| authority.as_str());
+        // Without a user.
+        let host = authority.rsplit('@').next().unwrap_or_default().into();
         let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
-        let current = Current { client, number: 0, host: host.into() };
+        let current = Current { client, number: 0, host };
         Ok(Made { current, files: std::mem::take(files), until, is_accepted: None })
     }
 }
@@ -152,17 +149,13 @@ impl Current {
 /// The client of a connection. It is replaced when one of its files has changed, when its credentials expire, and after
 /// a rejection. It is kept if it cannot be replaced.
 pub(crate) struct Session {
-    connection: Connection,
+    pub(super) connection: Connection,
     made: Mutex<Option<Made>>,
 }
 
 impl Session {
     pub(crate) fn new(connection: Connection) -> Self {
         Session { connection, made: Mutex::new(None) }
-    }
-
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.connection
     }
 
     /// The client for a request.

@@ -9,7 +9,7 @@ pub(super) struct Versions {
     deleted: VecDeque<(Box<str>, u64)>,
     list: u32,
     /// Number of objects in the current list so far.
-    listed: usize,
+    pub(super) listed: usize,
     /// Whether that list counts regardless of what was known before.
     is_of_now: bool,
 }
@@ -42,11 +42,6 @@ impl Versions {
         if is_of_now {
             self.deleted.clear();
         }
-    }
-
-    /// Number of objects in the list so far.
-    pub(super) fn listed(&self) -> usize {
-        self.listed
     }
 
     /// Records an object of a list or of a watch; returns whether it is new or changed. An older one never replaces a

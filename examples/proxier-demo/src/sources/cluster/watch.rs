@@ -248,7 +248,7 @@ impl Watcher {
                 failure.message
             ),
             FailureKind::Unreachable | FailureKind::Untrusted => {
-                let server = self.session.connection().server().map(|url| url.to_string()).unwrap_or_default();
+                let server = self.session.connection.server().map(|url| url.to_string()).unwrap_or_default();
                 let message = &failure.message;
                 let server = OneLine(&server);
                 tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
@@ -306,7 +306,7 @@ impl Watcher {
             }
             let mut answer = self.get(&target).await?;
             let (mut list, mut is_whole) = (List::new(answer.encoding), false);
-            let before = progress.known.listed();
+            let before = progress.known.listed;
             while !is_whole {
                 match answer.piece_of_whole().await? {
                     Some(piece) if list.push(piece.as_ref()) > self.options.page_bytes => {
@@ -354,7 +354,7 @@ impl Watcher {
                 break;
             }
             // A server, or a cache in front of it, that repeats a page would be asked endlessly.
-            if progress.known.listed() == before {
+            if progress.known.listed == before {
                 return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")));
             }
         }

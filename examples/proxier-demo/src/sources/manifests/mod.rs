@@ -316,7 +316,7 @@ impl File {
             self.seen = Some(fingerprint);
             return Ok(true);
         }
-        if fingerprint.size() > FILE_BYTES {
+        if fingerprint.size > FILE_BYTES {
             return Err(format!("larger than {FILE_BYTES} bytes"));
         }
         let contents = fs::File::open(path).and_then(|mut file| read::read(&mut file, origin)).map_err(unread)?;

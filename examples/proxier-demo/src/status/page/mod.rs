@@ -110,7 +110,7 @@ impl StatusPage {
         body["time"] = json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string());
         body["health"] = health.summary(Instant::now());
         body["apiServer"] = json!(health.api_server());
-        body["heldBackBecause"] = json!(health.board().stopped());
+        body["heldBackBecause"] = json!(health.board().stopped);
         let view = self.view().await;
         body["age"] = json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64()));
         if let Some((_, view)) = view {

@@ -145,7 +145,7 @@ fn line(change: &Change) -> String {
         Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
         Change::NodeGone => "-node".to_owned(),
         Change::Synced => "synced".to_owned(),
-        Change::Unreadable(problem) => problem.to_string(),
+        Change::Unreadable(of) => of.problem.to_string(),
         _ => "other".to_owned(),
     }
 }

@@ -295,7 +295,7 @@ async fn bad_object_stops_no_other(options: Options, reason: &str, sent: impl Fn
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert_eq!(names(&snapshot), ["good".to_owned()].into());
-    let problems: Vec<String> = snapshot.unreadable.iter().map(ToString::to_string).collect();
+    let problems: Vec<String> = snapshot.unreadable.iter().map(|of| of.problem.to_string()).collect();
     assert_eq!(problems.len(), 1);
     let expected = &*format!("API server: Service default/bad: spec.ports[0].port: {reason}");
     assert!(problems[0].starts_with(expected), "{problems:?}");
