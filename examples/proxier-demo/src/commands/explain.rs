@@ -12,7 +12,7 @@ use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
 use proxier_core::service::{EndpointDecision, Frontend, endpoint_decisions, why_left_out};
 use proxier_core::sketch::KernelState;
-use proxier_core::snapshot::{ObjectKey, Roles, Service, ServicePort, Store, TrafficPolicy};
+use proxier_core::snapshot::{ObjectKey, Roles, Service, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::commands::mentions::{self, Mention};
@@ -165,7 +165,7 @@ fn find<'a>(
         }
     };
     let Some(service) = proxier.store().service(key) else {
-        let mut lines = unreadable_of(proxier.store(), key);
+        let mut lines: Vec<String> = proxier.store().unreadable_of(key).map(unreadable_line).collect();
         if lines.is_empty() {
             lines.push(match objects.get(key).and_then(|object| not_programmed(object)) {
                 Some(reason) => format!("Service {key} {reason}"),
@@ -184,10 +184,6 @@ fn find<'a>(
         return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
     }
     Ok(SearchResult { service, port, frontend: None })
-}
-
-fn unreadable_of(store: &Store, service: &ObjectKey) -> Vec<String> {
-    store.unreadable_of(service).map(unreadable_line).collect()
 }
 
 /// Why no node programs an existing Service, if that is intended.
@@ -350,7 +346,7 @@ impl Explanation {
             kernel: mentions::of(held, &name, facts.config().names.device.as_str(), &keys, &marks),
             not_served: not_served.chain(conflicts).collect(),
             left_out: rejections.map(ToString::to_string).collect(),
-            unreadable: unreadable_of(store, &service.key),
+            unreadable: store.unreadable_of(&service.key).map(unreadable_line).collect(),
             service: name,
             ports,
         }

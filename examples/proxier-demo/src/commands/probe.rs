@@ -23,12 +23,8 @@ use crate::problem::{Problem, Stopped};
 use crate::settings::Settings;
 use crate::settings::cli::Configured;
 
-/// Whether a mode can serve here, as text and as JSON.
-struct ModeFindings {
-    works: bool,
-    text: String,
-    json: Value,
-}
+/// Whether a mode can serve here, and why, as text and as JSON.
+type ModeFindings = (bool, String, Value);
 
 /// Whether another mode than IPVS mode can serve each family, and which features it lacks here.
 fn probe_families(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> Result<ModeFindings, PortError> {
@@ -65,7 +61,7 @@ fn probe_families(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> 
         );
         json["openFiles"] = open_files.into();
     }
-    Ok(ModeFindings { works, text, json })
+    Ok((works, text, json))
 }
 
 /// Whether IPVS mode can serve, with each requirement, and the features that are missing on this node.
@@ -78,7 +74,7 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     let mut text = format!("{report}{}\n", choice.map_or_else(|| format!("rules by {by}"), ToString::to_string));
     let mut takes_table = true;
     if by == RulesBy::Nftables {
-        let ModeFindings { works, text: of_table, .. } = probe_families(Kind::Ipvs, settings, kernel)?;
+        let (works, of_table, _) = probe_families(Kind::Ipvs, settings, kernel)?;
         takes_table = works;
         // Without the line about the mode.
         text.extend(of_table.split_inclusive('\n').skip(1));
@@ -92,7 +88,7 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     json["rules"] = json!(by.name());
     json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
     json["reserved"] = reserved;
-    Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
+    Ok((report.verdict.answer == Answer::Yes && takes_table, text, json))
 }
 
 /// Whether the kernel supports the fast path, if it is configured and the mode has one.
@@ -110,7 +106,7 @@ fn probe_fast_path(settings: &Settings, kernel: &mut KernelPorts) -> Option<Resu
 pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
     let settings = &configured.settings;
     let mut kernel = kernel::open_to_look()?;
-    let ModeFindings { works, text, mut json } = match settings.mode {
+    let (works, text, mut json) = match settings.mode {
         Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
         mode => probe_families(mode, settings, &mut kernel)?,
     };

@@ -65,7 +65,10 @@ pub(crate) fn simulate(
     snapshot: Snapshot,
     node_addresses: &[IpAddr],
 ) -> Result<Simulated, Stopped> {
-    let addresses = if node_addresses.is_empty() { of_the_node(&snapshot) } else { node_addresses.to_vec() };
+    // Those of the Node object, without names.
+    let of_node = snapshot.node.iter().flat_map(|node| &node.object.status.addresses);
+    let of_node = of_node.filter_map(|address| address.address.parse().ok());
+    let addresses = if node_addresses.is_empty() { of_node.collect() } else { node_addresses.to_vec() };
     let mut kernel = Sketch::default();
     kernel.set_interface(DEVICE, &addresses);
     let before = kernel.state();
@@ -83,13 +86,6 @@ pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) 
             configured.settings.node_name
         ));
     }
-}
-
-/// The addresses of the Node object, without names.
-fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
-    let node = snapshot.node.iter();
-    let addresses = node.flat_map(|node| &node.object.status.addresses);
-    addresses.filter_map(|address| address.address.parse().ok()).collect()
 }
 
 /// Objects of a node, which are printed in the formats of the tools.

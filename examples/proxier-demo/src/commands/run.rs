@@ -21,9 +21,9 @@ use crate::engine::{monitors, needs, neighbours, privileges, userspace};
 use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::{Message, to_kernel};
 use crate::problem::{Problem, Stopped};
+use crate::settings::Exposure;
 use crate::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
-use crate::settings::{Exposure, Settings};
 use crate::sources::cluster::Options;
 use crate::sources::files::RewriteWatch;
 use crate::sources::source::{StartingSource, start_api};
@@ -103,7 +103,10 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     for note in notes {
         tracing::warn!("{note}");
     }
-    prepare_process(settings);
+    adjust_oom_score(settings.oom_score_adj);
+    if settings.mode.facts().is_process {
+        tracing::debug!("{} files may be open", userspace::raise_open_files());
+    }
     let families = engine.proxier().facts().config().families;
     health.set_families(families);
     if fell_back {
@@ -165,14 +168,6 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
                 }
             }
         }
-    }
-}
-
-/// Settings of this process that the kernel needs before it serves.
-fn prepare_process(settings: &Settings) {
-    adjust_oom_score(settings.oom_score_adj);
-    if settings.mode.facts().is_process {
-        tracing::debug!("{} files may be open", userspace::raise_open_files());
     }
 }
 

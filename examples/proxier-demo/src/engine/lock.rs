@@ -198,13 +198,6 @@ struct Holder {
 }
 
 impl Holder {
-    fn of_this_process() -> Self {
-        let command = std::fs::read_to_string("/proc/self/cmdline").unwrap_or_default();
-        let mut one_line = command.replace('\0', " ").replace(char::is_control, " ");
-        one_line.truncate(one_line.char_indices().nth(1000).map_or(one_line.len(), |(at, _)| at));
-        Holder { pid: std::process::id(), namespace: namespace("pid"), command: one_line.trim().to_owned() }
-    }
-
     /// The content of the file; `None` while it is empty.
     fn read(file: &mut File) -> Option<Self> {
         file.rewind().ok()?;
@@ -222,11 +215,14 @@ impl Holder {
     }
 }
 
+/// Writes this process as the holder.
 fn write_holder(file: &mut File) -> io::Result<()> {
-    let Holder { pid, namespace, command } = Holder::of_this_process();
+    let command = std::fs::read_to_string("/proc/self/cmdline").unwrap_or_default();
+    let mut one_line = command.replace('\0', " ").replace(char::is_control, " ");
+    one_line.truncate(one_line.char_indices().nth(1000).map_or(one_line.len(), |(at, _)| at));
     file.set_len(0)?;
     file.rewind()?;
-    file.write_all(format!("{pid}\n{namespace}\n{command}\n").as_bytes())
+    file.write_all(format!("{}\n{}\n{}\n", std::process::id(), namespace("pid"), one_line.trim()).as_bytes())
 }
 
 impl fmt::Display for Holder {
@@ -252,10 +248,8 @@ mod tests {
             (Errno::ENOSPC, "make room"),
         ] {
             let problem = cannot_make(path, errno).to_string();
-            assert!(
-                problem.starts_with("/run/proxier-demo: the lock cannot be made (") && problem.contains(advice),
-                "{problem}"
-            );
+            assert!(problem.starts_with("/run/proxier-demo: the lock cannot be made ("), "{problem}");
+            assert!(problem.contains(advice), "{problem}");
         }
     }
 }

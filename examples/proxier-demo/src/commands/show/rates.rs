@@ -146,7 +146,10 @@ impl History {
         }
         let compared = self.next(counters, at);
         let mut servers: Vec<ServerRates> = reading.into_iter().map(|one| rated(one, &compared)).collect();
-        servers.sort_by(busiest_first);
+        servers.sort_by(|a, b| {
+            let active = b.connections().cmp(&a.connections());
+            faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
+        });
         let mut total = PerSecond::default();
         servers.iter().filter_map(|server| server.rates.as_ref()).for_each(|rates| total.add(rates));
         let total = (!compared.is_first()).then_some(total);
@@ -164,11 +167,6 @@ fn rated((server, real_servers): Reading, compared: &Comparison) -> ServerRates 
         faster(of_b.as_ref(), of_a.as_ref()).then(active).then_with(|| a.server.cmp(&b.server))
     });
     ServerRates { server, rates, real_servers }
-}
-
-fn busiest_first(a: &ServerRates, b: &ServerRates) -> Ordering {
-    let active = b.connections().cmp(&a.connections());
-    faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
 }
 
 /// Orders by connections per second, then bytes per second.

@@ -398,7 +398,13 @@ impl Worker {
                 }
                 metrics.no_local_endpoints = no_local_endpoints(engine);
                 (metrics.frontends, metrics.endpoints) = count_frontends(engine);
-                count_servers(engine, metrics);
+                // The proxy's and other programs' virtual servers. Numbers that could not be read are kept.
+                if let Some(servers) = proxier.servers() {
+                    metrics.virtual_servers = number(servers.virtual_servers);
+                    metrics.real_servers = number(servers.real_servers);
+                    metrics.foreign_virtual_servers = number(servers.foreign);
+                    metrics.split = number(servers.split);
+                }
                 metrics.fast_path = fast_path;
             }
         });
@@ -556,14 +562,6 @@ fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64
         *endpoints.of_mut(family) += number(frontend.endpoints().len());
     }
     (frontends, endpoints)
-}
-
-/// Counts the proxy's and other programs' virtual servers in the kernel. Numbers that could not be read are kept.
-fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
-    let Some(servers) = engine.proxier.servers() else { return };
-    (metrics.virtual_servers, metrics.real_servers) = (number(servers.virtual_servers), number(servers.real_servers));
-    metrics.foreign_virtual_servers = number(servers.foreign);
-    metrics.split = number(servers.split);
 }
 
 #[cfg(test)]

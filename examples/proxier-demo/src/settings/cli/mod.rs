@@ -66,7 +66,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The commands of [`COMMANDS`], and what no command's name asks for.
+/// The commands of `COMMANDS`, and what no command's name asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     Run {
@@ -207,7 +207,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
         return Err(completion(matches.get_one("shell").copied()));
     }
     if matches.get_flag("version") {
-        return Err(Ending { code: 0, text: version() });
+        return Err(Ending { code: 0, text: format!("{NAME} {}", build::LINE) });
     }
     // Only some commands have these options.
     let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
@@ -216,7 +216,9 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     };
     let node_addresses = matches.try_get_many::<IpAddr>("node-address").ok().flatten();
     let node_addresses = node_addresses.unwrap_or_default().copied().collect();
-    let mode = |name: &str| matches.get_one::<String>(name).and_then(|name| mode_of(name));
+    let mode = |name: &str| {
+        Kind::ALL.into_iter().find(|mode| matches.get_one::<String>(name).is_some_and(|of| of == mode.name()))
+    };
     let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
         (_, Some(file)) => Command::WriteConfig(file.clone()),
         _ if matches.get_flag("cleanup") => Command::Cleanup(None),
@@ -238,10 +240,6 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
     Ok(Invocation { command, output, node_addresses, config: matches.get_one("config").cloned(), matches })
-}
-
-fn mode_of(name: &str) -> Option<Kind> {
-    Kind::ALL.into_iter().find(|mode| mode.name() == name)
 }
 
 impl Invocation {
@@ -333,10 +331,6 @@ impl Invocation {
 
 const NAME: &str = "proxier-demo";
 
-fn version() -> String {
-    format!("{NAME} {}", build::LINE)
-}
-
 /// Turns `--cluster_cidr=x` into `--cluster-cidr=x`.
 fn with_dashes(arg: OsString) -> OsString {
     let Some(text) = arg.to_str().filter(|text| text.starts_with("--") && text.contains('_')) else { return arg };
@@ -411,23 +405,19 @@ fn clap() -> Clap {
     let commands = COMMANDS.map(|(name, about, examples)| {
         Clap::new(name).about(about).after_help(format!("Examples:\n  {examples}")).defer(add_arguments)
     });
+    let exit_codes = exit::MEANINGS.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
     Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(build::LINE)
         .subcommand_required(true)
         .arg_required_else_help(false)
-        .after_help(exit_codes())
+        .after_help(format!("Exit codes:{}", exit_codes.collect::<String>()))
         .subcommands(commands)
         .subcommand(
             Clap::new("completion")
                 .about("Print a script that completes commands and options in a shell")
                 .arg(Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell))),
         )
-}
-
-fn exit_codes() -> String {
-    let rows = exit::MEANINGS.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
-    format!("Exit codes:{}", rows.collect::<String>())
 }
 
 fn completion(shell: Option<Shell>) -> Ending {

@@ -61,11 +61,6 @@ fn is_device(path: &Path) -> std::io::Result<bool> {
     Ok(kind.is_char_device() || kind.is_block_device())
 }
 
-/// The host and port of a URL's authority.
-pub(super) fn without_user(authority: &str) -> &str {
-    authority.rsplit('@').next().unwrap_or_default()
-}
-
 /// The server of the file's current context; `None` if [`config`] would fail.
 pub(super) fn server(path: &Path) -> Option<http::Uri> {
     if is_device(path).ok()? {

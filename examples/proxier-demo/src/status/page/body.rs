@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipvs::VirtualServerKey;
-use ipvs::model::Stats;
 use proxier_core::net::EndpointKey;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{Roles, ServicePort, TrafficPolicy};
@@ -108,20 +107,16 @@ fn frontend_json(
         "leftOut": left_out,
     });
     value["counters"] = match (counted, view.begun.get(&frontend.key)) {
-        (Some(counted), _) => stats_json(&counted.stats),
+        (Some(ServerCounters { stats, .. }), _) => json!({
+            "connections": stats.connections,
+            "connectionsPerSecond": stats.rates.connections,
+            "bytesInPerSecond": stats.rates.bytes_in,
+            "bytesOutPerSecond": stats.rates.bytes_out,
+        }),
         (None, Some(begun)) => json!({"connections": begun}),
         (None, None) => Value::Null,
     };
     value
-}
-
-fn stats_json(stats: &Stats) -> Value {
-    json!({
-        "connections": stats.connections,
-        "connectionsPerSecond": stats.rates.connections,
-        "bytesInPerSecond": stats.rates.bytes_in,
-        "bytesOutPerSecond": stats.rates.bytes_out,
-    })
 }
 
 /// Endpoints that answer, with the kernel's counters; then draining real servers.
@@ -190,7 +185,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use ipvs::RealServer;
-    use ipvs::model::ObservedRealServer;
+    use ipvs::model::{ObservedRealServer, Stats};
     use proxier_core::config::Config;
     use proxier_core::modes::Kind;
     use proxier_core::net::{FrontendKey, Protocol};
