@@ -288,77 +288,72 @@ impl Watcher {
     }
 
     async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Failure> {
-        let plural = self.resource.plural();
-        let mut version: Option<String> = None;
-        let mut next: Option<String> = None;
-        let mut is_empty = true;
+        let mut list = ListSoFar { is_empty: true, ..ListSoFar::default() };
         self.begin_list(progress, since).await?;
         loop {
             let mut target = self.resource.target();
             if let Some(limit) = progress.page {
                 target.extend(["&limit=", &limit.to_string()]);
             }
-            if let Some(token) = next.take() {
+            if let Some(token) = list.next.take() {
                 target.push_str("&continue=");
                 target.extend(form_urlencoded::byte_serialize(token.as_bytes()));
             } else if !since.is_empty() {
                 target.extend(["&resourceVersion=", since]);
             }
-            let mut answer = self.get(&target).await?;
-            let (mut list, mut is_whole) = (List::new(answer.encoding), false);
             let before = progress.known.listed;
-            while !is_whole {
-                match answer.piece_of_whole().await? {
-                    Some(piece) if list.push(piece.as_ref()) > self.options.page_bytes => {
-                        return Err(Failure::too_large(self.options.page_bytes));
-                    }
-                    Some(_) => {}
-                    None => {
-                        list.end();
-                        is_whole = true;
-                    }
-                }
-                while let Some(part) =
-                    list.next().map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?
-                {
-                    let item = match part {
-                        Part::Metadata(metadata) => {
-                            let found = metadata.resource_version;
-                            if found.is_empty() {
-                                return Err(Failure::other(format!("the list of {plural} has no version")));
-                            }
-                            check_not_before(&found, since)?;
-                            // All pages of a list show one moment. A page of another moment may lack objects that the
-                            // first pages did not have yet, or is an empty answer from somewhere else.
-                            let first = version.get_or_insert_with(|| found.clone());
-                            if *first != found {
-                                let message = format!(
-                                    "the list of {plural} began at version {first} and went on at version {found}"
-                                );
-                                return Err(Failure::other(message));
-                            }
-                            next = metadata.next.filter(|token| !token.is_empty());
-                            continue;
-                        }
-                        Part::Item(item) => item,
-                    };
-                    is_empty = false;
-                    match Identity::of(item).filter(Identity::is_named) {
-                        Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
-                        None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
-                        None => {}
-                    }
-                }
-            }
-            if next.is_none() {
+            let mut answer = self.get(&target).await?;
+            self.read_page(&mut answer, since, progress, &mut list).await?;
+            if list.next.is_none() {
                 break;
             }
             // A server, or a cache in front of it, that repeats a page would be asked endlessly.
             if progress.known.listed == before {
+                let plural = self.resource.plural();
                 return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")));
             }
         }
-        Ok(self.end_list(progress, version.unwrap_or_default(), is_empty).await?)
+        Ok(self.end_list(progress, list.version, list.is_empty).await?)
+    }
+
+    /// Reads a list, or a page of one, while it arrives.
+    async fn read_page(
+        &self,
+        answer: &mut Answer,
+        since: &str,
+        progress: &mut Progress,
+        list: &mut ListSoFar,
+    ) -> Result<(), Failure> {
+        let plural = self.resource.plural();
+        let (mut page, mut is_whole) = (List::new(answer.encoding), false);
+        while !is_whole {
+            match answer.piece_of_whole().await? {
+                Some(piece) if page.push(piece.as_ref()) <= self.options.page_bytes => {}
+                Some(_) => return Err(Failure::too_large(self.options.page_bytes)),
+                None => {
+                    page.end();
+                    is_whole = true;
+                }
+            }
+            let is_no_list = |error| Failure::other(format!("the list of {plural} is not one: {error}"));
+            while let Some(part) = page.next().map_err(is_no_list)? {
+                match part {
+                    Part::Metadata(metadata) => {
+                        list.note(plural, since, metadata.resource_version)?;
+                        list.next = metadata.next.filter(|token| !token.is_empty());
+                    }
+                    Part::Item(item) => {
+                        list.is_empty = false;
+                        match Identity::of(item).filter(Identity::is_named) {
+                            Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
+                            None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
+                            None => {}
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Prepares for all objects, not older than this version.
@@ -580,6 +575,34 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
         return Err(Failure { kind: FailureKind::TooNew, message, retry_after: None });
     }
     Ok(())
+}
+
+/// What the pages of a list have said so far.
+#[derive(Default)]
+struct ListSoFar {
+    version: String,
+    /// Token of the next page.
+    next: Option<String>,
+    is_empty: bool,
+}
+
+impl ListSoFar {
+    /// Checks the version of a page. All pages of a list show one moment. A page of another moment may lack objects that
+    /// the first pages did not have yet, or is an empty answer from somewhere else.
+    fn note(&mut self, plural: &str, since: &str, found: String) -> Result<(), Failure> {
+        if found.is_empty() {
+            return Err(Failure::other(format!("the list of {plural} has no version")));
+        }
+        check_not_before(&found, since)?;
+        if !self.version.is_empty() && self.version != found {
+            let first = &self.version;
+            return Err(Failure::other(format!(
+                "the list of {plural} began at version {first} and went on at version {found}"
+            )));
+        }
+        self.version = found;
+        Ok(())
+    }
 }
 
 #[derive(Default)]
