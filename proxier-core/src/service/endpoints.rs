@@ -57,8 +57,7 @@ impl Candidate<'_> {
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let ports = slice.ports().iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
-        for number in ports.map(|of| of.port) {
+        for number in slice.numbers_of(&port.name, port.protocol) {
             candidates.extend(slice.endpoints.iter().map(|endpoint| Candidate {
                 address: endpoint.address,
                 port: number,
@@ -194,8 +193,7 @@ pub(super) fn weigh(
     }
     let mut weights = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
-        let ports = slice.ports().iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
-        for number in ports.map(|of| of.port) {
+        for number in slice.numbers_of(&port.name, port.protocol) {
             weights.extend(slice.endpoints.iter().filter_map(|endpoint| {
                 let own = slice.weight_of(endpoint).filter(|_| by_slice);
                 let zone = by_zone.map(|zones| zones.of(slice.zone_of(endpoint)));

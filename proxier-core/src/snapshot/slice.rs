@@ -59,6 +59,7 @@ pub struct EndpointSlice {
 /// Content of a slice without its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape {
+    /// Sorted.
     ports: Vec<EndpointPort>,
     /// Nodes and zones of the endpoints, and the zones and nodes for which they are meant.
     locations: Vec<Location>,
@@ -128,6 +129,14 @@ impl EndpointSlice {
         &self.shape.ports
     }
 
+    /// The numbers of the ports with this name and protocol. Searched for, since a Service and its slices may have tens
+    /// of thousands of ports.
+    pub(crate) fn numbers_of(&self, name: &str, protocol: Protocol) -> impl Iterator<Item = u16> {
+        let first = self.ports().partition_point(|port| (&*port.name, port.protocol) < (name, protocol));
+        let found = self.ports().iter().skip(first);
+        found.take_while(move |port| *port.name == *name && port.protocol == protocol).map(|port| port.port)
+    }
+
     /// The annotation that sets the weights of a slice's endpoints.
     pub const WEIGHTS: &str = weights::OF_ADDRESSES;
 
@@ -179,6 +188,7 @@ fn check_ports(objects: &[EndpointPortObject], report: &mut Reporter<'_>) -> Vec
             None => report.reject(field("port"), number, "not a port (1 to 65535); the port is left out"),
         }
     }
+    ports.sort_unstable();
     ports
 }
 
