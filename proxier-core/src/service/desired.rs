@@ -314,7 +314,8 @@ impl Desired {
         self.services.iter().filter(move |(_, compiled)| asks(compiled)).map(|(key, _)| key)
     }
 
-    /// Annotations that are impossible with the current endpoints. O(such Services).
+    /// Annotations that are impossible with the current endpoints, and other parts of Services that are not served.
+    /// O(such Services).
     pub fn refused(&self) -> impl Iterator<Item = &Rejection> {
         self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.extras().refused)
     }

@@ -100,7 +100,8 @@ pub(crate) struct Extras {
     pub(crate) health_check_open_in: Vec<Family>,
     /// Frontends that it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub(crate) rejected: BTreeSet<Rejected>,
-    /// Annotations that are impossible with its endpoints, and external IPs that the configuration disables.
+    /// Annotations that are impossible with its endpoints, external IPs that the configuration disables, and ports of
+    /// Services that are too large.
     pub(crate) refused: Vec<Rejection>,
     /// When an agent began to ask for each of its Frontends; sorted. Empty for Services.
     asked: Vec<(FrontendKey, CreationTime)>,
@@ -173,6 +174,15 @@ pub(crate) const NO_ROOM_TO_STAY: &str = "clients do not stay with their endpoin
 /// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
 const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
 
+/// Most endpoints and source ranges of a Service in a family, each counted for every address and port at which it is
+/// served; an address and port counts as one more, and a node port once. An object of a megabyte may ask for 50 million,
+/// which is more memory than a node has.
+const MOST_IN_A_SERVICE: usize = 1 << 19;
+
+/// Why a Service port, and those after it, are not served.
+const TOO_LARGE: &str = "this port and those after it are not served: a Service may have 524288 endpoints and source ranges in a \
+                         family, counted for each address and port";
+
 /// Why this address and port has no Frontend, if a Service claims it by an external IP that is disabled
 /// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). O(Services).
 pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Option<String> {
@@ -218,14 +228,24 @@ fn compile_service<'a>(
     }
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
-        let mut resting = Resting::default();
+        let (mut resting, mut size) = (Resting::default(), 0_usize);
+        let ranges = service.source_ranges.of(family).as_deref().map_or(0, <[_]>::len);
         for port in &service.ports {
             let candidates = gather(&slices, port, family);
+            let mut rows = table(service, port, cluster_ip, facts);
+            let addresses = rows.iter().map(Row::asked).sum::<usize>();
+            let each = candidates.len().saturating_add(ranges).saturating_add(1);
+            size = size.saturating_add(addresses.saturating_mul(each));
+            if size > MOST_IN_A_SERVICE {
+                let rejections = &mut extras.refused;
+                let mut report = Reporter { kind: ObjectKind::Service, key: &service.key, rejections };
+                report.reject("spec.ports", format_args!("{} {}", port.protocol, port.port), TOO_LARGE);
+                break;
+            }
             let drains = balancing.is_some_and(|of| of.drain_secs.is_some());
             let choice = choose(&candidates, service, port.protocol, drains, facts);
             let local = candidates.iter().filter(|candidate| candidate.is_local());
             extras.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
-            let mut rows = table(service, port, cluster_ip, facts);
             let context = Context { service, port, facts, balancing };
             let is_elsewhere_only = choice.is_elsewhere_only(&candidates);
             let (mut internal, mut external) = (false, false);
@@ -424,6 +444,12 @@ impl Row {
 
     fn needs_local(&self) -> bool {
         self.policy == TrafficPolicy::Local && !self.addresses.is_empty()
+    }
+
+    /// Number of addresses that the Service asks for. How many a node has is not its doing.
+    fn asked(&self) -> usize {
+        let most = if self.role == Roles::NODE_PORT { 1 } else { usize::MAX };
+        self.addresses.len().min(most)
     }
 
     fn is_external(&self) -> bool {

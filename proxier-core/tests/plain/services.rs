@@ -158,6 +158,32 @@ fn external_ips_are_left_out_without_their_feature_gate() {
     }
 }
 
+/// Ports, addresses and endpoints multiply: small objects could take all memory of each node.
+#[test]
+fn a_service_that_is_too_large_is_served_in_part_and_reported() {
+    let mut world = World::new();
+    let ports: Vec<_> = (1..=200).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let endpoints: Vec<_> =
+        (0..1000).map(|n| endpoint(&format!("10.244.{}.{}", n / 250, n % 250 + 1), "node-b")).collect();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": ports,
+        "externalIPs": ["203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.4"]});
+    world.service("large", spec.clone());
+    let labels = json!({"kubernetes.io/service-name": "large"});
+    let metadata = json!({"namespace": "demo", "name": "large-1", "labels": labels});
+    let slice = json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+    world.slice_object(slice);
+    world.service("web", cluster_ip("10.96.0.2"));
+    // 524,288 / (5 addresses × (1000 endpoints + 1)) = 104 ports.
+    assert_eq!(world.frontends().len(), 104 * 5 + 1);
+    let wanted = world.wanted();
+    let said: Vec<String> = wanted.desired().refused().map(ToString::to_string).collect();
+    assert!(said.len() == 1 && said[0].contains("spec.ports TCP 105: this port and those after it"), "{said:?}");
+    let ranges: Vec<_> = (0..=104).map(|n| format!("198.51.{n}.0/24")).collect();
+    world.service("large", with(spec, json!({"type": "LoadBalancer", "loadBalancerSourceRanges": ranges})));
+    // 524,288 / (5 addresses × (1000 endpoints + 105 ranges + 1)) = 94 ports.
+    assert_eq!(world.frontends().len(), 94 * 5 + 1);
+}
+
 #[test]
 fn only_the_service_of_the_api_server_may_have_its_place() {
     for (namespace, name, is_served) in [
