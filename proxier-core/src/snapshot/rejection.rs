@@ -60,9 +60,15 @@ pub(crate) struct Reporter<'a> {
     pub(crate) rejections: &'a mut Vec<Rejection>,
 }
 
+/// Most problems of an object to keep. One annotation may have a hundred thousand, and each pass reports all.
+const MOST: usize = 100;
+
 impl Reporter<'_> {
     pub(crate) fn reject(&mut self, field: impl Into<String>, value: impl fmt::Display, reason: &'static str) {
         const SHOWN: usize = 64;
+        if self.rejections.len() >= MOST {
+            return;
+        }
         let text = value.to_string();
         let mut value: String = text.chars().take(SHOWN).flat_map(shown).collect();
         if text.chars().nth(SHOWN).is_some() {

@@ -185,6 +185,19 @@ fn a_service_that_is_too_large_is_served_in_part_and_reported() {
 }
 
 #[test]
+fn problems_of_an_object_are_kept_up_to_a_number() {
+    let mut world = World::new();
+    let metadata = json!({"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"},
+        "annotations": {"proxier/weights": format!("{} 10.244.1.1=7", "x,".repeat(100_000))}});
+    let endpoints = json!([endpoint("10.244.1.1", "node-b"), endpoint("10.244.1.2", "node-b")]);
+    let ports = json!([{"name": "p", "port": 8080}]);
+    world.slice_object(json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}));
+    assert_eq!(world.rejected(ObjectKind::EndpointSlice, "web-1").len(), 100);
+    let slice = world.store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
+    assert!(slice.has_weights());
+}
+
+#[test]
 fn only_the_service_of_the_api_server_may_have_its_place() {
     for (namespace, name, is_served) in [
         ("default", "kubernetes", true),
