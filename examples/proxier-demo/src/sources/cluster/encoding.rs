@@ -77,10 +77,12 @@ impl Encoding {
 
     /// Replaces invalid text: in JSON, U+FFFD for what is not UTF-8. Protobuf does this for each text when it is read.
     pub(super) fn readable(self, bytes: &[u8]) -> Cow<'_, [u8]> {
-        match (self, text(bytes)) {
-            (Encoding::Json, Cow::Owned(text)) => text.into_bytes().into(),
-            _ => bytes.into(),
+        if self == Encoding::Json
+            && let Cow::Owned(text) = text(bytes)
+        {
+            return text.into_bytes().into();
         }
+        bytes.into()
     }
 
     /// The object that makes up the whole body.

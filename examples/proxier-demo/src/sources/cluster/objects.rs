@@ -100,9 +100,8 @@ impl Resource {
 
     /// The Service of an EndpointSlice, if it can be read although the rest cannot.
     pub(super) fn service_of(&self, key: &str, object: Object<'_>) -> Option<ObjectKey> {
-        let Noted { metadata } =
-            object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
-        let service = metadata.labels.get(SERVICE_NAME)?;
+        let slice: Value = object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
+        let service = slice["metadata"]["labels"][SERVICE_NAME].as_str()?;
         Some(ObjectKey::new(Self::object_key(key).namespace(), service))
     }
 
@@ -163,17 +162,6 @@ impl Resource {
             Resource::ServiceCidrs(_) => Change::ServiceCidrGone(named.name().to_owned()),
         }
     }
-}
-
-#[derive(Deserialize)]
-struct Noted {
-    metadata: Notes,
-}
-
-#[derive(Deserialize)]
-struct Notes {
-    #[serde(default)]
-    labels: StringMap,
 }
 
 /// The label of an EndpointSlice that names its Service.

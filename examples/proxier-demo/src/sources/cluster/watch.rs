@@ -327,13 +327,10 @@ impl Watcher {
         let plural = self.resource.plural();
         let (mut page, mut is_whole) = (List::new(answer.encoding), false);
         while !is_whole {
-            match answer.piece_of_whole().await? {
-                Some(piece) if page.push(piece.as_ref()) <= self.options.page_bytes => {}
-                Some(_) => return Err(Failure::too_large(self.options.page_bytes)),
-                None => {
-                    page.end();
-                    is_whole = true;
-                }
+            let piece = answer.piece_of_whole().await?;
+            is_whole = piece.is_none();
+            if page.push(piece.as_ref().map(AsRef::as_ref)) > self.options.page_bytes {
+                return Err(Failure::too_large(self.options.page_bytes));
             }
             let is_no_list = |error| Failure::other(format!("the list of {plural} is not one: {error}"));
             while let Some(part) = page.next().map_err(is_no_list)? {

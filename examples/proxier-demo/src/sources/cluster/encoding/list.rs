@@ -40,19 +40,17 @@ impl List {
         List { encoding, bytes: Vec::new(), taken: 0, left: None, has_metadata: false, is_complete: false }
     }
 
-    /// Adds what has arrived; returns how many bytes are kept.
-    pub(in super::super) fn push(&mut self, piece: &[u8]) -> usize {
+    /// Adds what has arrived; `None`: all has. Returns how many bytes are kept.
+    pub(in super::super) fn push(&mut self, piece: Option<&[u8]>) -> usize {
         self.bytes.drain(..std::mem::take(&mut self.taken));
-        self.bytes.extend_from_slice(piece);
-        self.bytes.len()
-    }
-
-    /// All has arrived.
-    pub(in super::super) fn end(&mut self) {
-        self.is_complete = true;
-        if let Cow::Owned(text) = self.encoding.readable(&self.bytes) {
+        self.bytes.extend_from_slice(piece.unwrap_or_default());
+        self.is_complete = piece.is_none();
+        if self.is_complete
+            && let Cow::Owned(text) = self.encoding.readable(&self.bytes)
+        {
             self.bytes = text;
         }
+        self.bytes.len()
     }
 
     /// The next part. `None` if it has not arrived, or at the end.

@@ -18,10 +18,7 @@ fn read_list(
     let mut pieces = body.chunks(size);
     loop {
         let piece = pieces.next();
-        match piece {
-            Some(piece) => drop(list.push(piece)),
-            None => list.end(),
-        }
+        list.push(piece);
         while let Some(part) = list.next()? {
             match part {
                 Part::Metadata(of) => assert!(metadata.replace(of).is_none()),
@@ -150,7 +147,7 @@ fn objects_of_protobuf_are_taken_when_they_have_arrived() {
     let (_, whole) = both::SERVICES;
     let (mut list, mut kept) = (List::new(Encoding::Protobuf), 0);
     for piece in whole.chunks(64) {
-        kept = kept.max(list.push(piece));
+        kept = kept.max(list.push(Some(piece)));
         while list.next().unwrap().is_some() {}
     }
     assert!(kept < whole.len() / 2, "{kept} of {}", whole.len());
