@@ -3,7 +3,14 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The turn of a test that removes modules, or that needs those which another test of its program removes.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Whether the module is loaded or built in with parameters.
 pub fn is_loaded(module: &str) -> bool {

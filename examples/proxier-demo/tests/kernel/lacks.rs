@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::modules::{Forbidden, is_loaded, unload};
+use testkit::modules::{Forbidden, is_loaded, turn, unload};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
@@ -49,6 +49,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
     if !is_for_tests() {
         return;
     }
+    let _turn = turn();
     let needs = [PROXY, &[Need::Mounts, Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
     kernel_test(&needs, || {
         println!("without {module}");
@@ -319,6 +320,7 @@ fn without_netfilter_sockets_serve() {
     if !is_for_tests() {
         return;
     }
+    let _turn = turn();
     kernel_test(&[Need::Root, Need::Veth], || {
         for module in NETFILTER {
             unload(module);
@@ -412,6 +414,7 @@ fn what_is_required_is_an_obstacle() {
         });
     }
     // And all of it works again.
+    let _turn = turn();
     kernel_test(PROXY, || {
         set_up();
         let folder = Folder::with("dns.yaml", &objects());

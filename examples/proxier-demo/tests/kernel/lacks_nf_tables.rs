@@ -4,7 +4,7 @@
 //! for tests.
 
 use serde_json::Value;
-use testkit::modules::{Forbidden, unload};
+use testkit::modules::{Forbidden, turn, unload};
 use testkit::{Need, kernel_test, missing};
 
 use crate::program::world::web;
@@ -20,6 +20,7 @@ fn probe() -> (Option<i32>, Value, String) {
 
 #[test]
 fn probe_names_the_part_that_is_missing() {
+    let _turn = turn();
     if std::env::var("TESTKIT_REQUIRE").is_ok_and(|value| value == "all") {
         for (module, named) in
             [("nft_fib", "fib"), ("nft_masq", "masq"), ("nft_numgen", "numgen"), ("nf_tables", "nf_tables")]
@@ -52,6 +53,7 @@ fn probe_names_the_part_that_is_missing() {
 /// `nft` knows whether this kernel has flow tables. Without them everything else is served, and a plan has nothing to do about it.
 #[test]
 fn probe_says_whether_the_kernel_takes_the_fast_path() {
+    let _turn = turn();
     kernel_test(&[Need::Root, Need::Nftables, Need::Veth], || {
         set_up();
         let (folder, manifests) = (Folder::new("fast-path"), Folder::new("manifests"));
