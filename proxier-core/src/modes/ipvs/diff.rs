@@ -142,7 +142,8 @@ impl Diff<'_> {
             return;
         }
         let there = self.observed.virtual_servers.get(&key);
-        if there == Some(wanted) {
+        let is_config_same = there.is_some_and(|there| there.config == wanted.config);
+        if is_config_same && there.is_some_and(|there| wanted.real_servers.is_same(&there.real_servers)) {
             return;
         }
         let serve = match (rank(self.wanted.owner(&key), &key), key) {
@@ -160,7 +161,7 @@ impl Diff<'_> {
             serve.extend(wanted.real_servers.iter().map(|real| Operation::AddRealServer(key, real)));
             return;
         };
-        serve.extend((there.config != wanted.config).then_some(Operation::UpdateVirtualServer(server)));
+        serve.extend((!is_config_same).then_some(Operation::UpdateVirtualServer(server)));
         for real in real_servers(key, (wanted, there), serve) {
             self.retire(key, real, there);
         }

@@ -72,8 +72,7 @@ impl From<RealServerKey> for EndpointKey {
 /// The real servers of one virtual server, sorted by address and port.
 ///
 /// Nearly all have the usual configuration: masquerading with weight 1, without limits. A list of these takes only the
-/// memory of its addresses and ports, and none if it is shared with the desired endpoints. Lists that are shared compare
-/// at once ([`Arc`]'s `PartialEq`).
+/// memory of its addresses and ports, and none if it is shared with the desired endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealServers {
     keys: Arc<[EndpointKey]>,
@@ -151,6 +150,11 @@ impl RealServers {
         let unusual = self.unusual.binary_search_by_key(&key, |(key, _)| *key).ok();
         let config = unusual.and_then(|place| self.unusual.get(place)).map(|(_, config)| *config);
         RealServer { key: key.into(), config: config.unwrap_or_default() }
+    }
+
+    /// Whether both are equal; immediate if they share their list.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.unusual == other.unusual && (Arc::ptr_eq(&self.keys, &other.keys) || self.keys == other.keys)
     }
 }
 
