@@ -8,7 +8,7 @@ use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDe
 use netlink_batch::{Encoder, Errno, Genl, KernelError};
 
 use crate::error::{Error, ErrorKind, MissingModule, Subject};
-use crate::model::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 /// A change to a virtual or real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,11 +109,11 @@ impl Operation {
     }
 
     /// Checks values that the types cannot rule out.
-    fn check(&self) -> Result<(), Error> {
-        let (Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server)) = self else {
-            return Ok(());
-        };
-        server.check().map_err(|range| Error::new(ErrorKind::OutOfRange(range), self.doing(), self.subject()))
+    fn check(&self) -> Result<(), OutOfRange> {
+        match self {
+            Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.check(),
+            _ => Ok(()),
+        }
     }
 
     /// The module that is missing if the kernel answers `ENOENT`.
@@ -138,7 +138,7 @@ impl Operation {
 
     /// Sends this operation and waits for its acknowledgement.
     pub(crate) fn execute(&self, genl: &mut Genl) -> Result<(), Error> {
-        self.check()?;
+        self.check().map_err(|range| Error::new(ErrorKind::OutOfRange(range), self.doing(), self.subject()))?;
         genl.request(self.command().0, |out| self.encode(out)).map_err(|error| match error.kernel() {
             Some(kernel) => self.refused(kernel.clone()),
             None => Error::below(error, self.doing(), self.subject()),
@@ -384,7 +384,8 @@ where
         }
         match operation.check() {
             Ok(()) => Some((index, operation)),
-            Err(error) => {
+            Err(range) => {
+                let error = Error::new(ErrorKind::OutOfRange(range), operation.doing(), operation.subject());
                 impossible.push((index, operation, Outcome::Failed(error)));
                 None
             }
