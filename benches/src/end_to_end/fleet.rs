@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (rounds, many) = if options.smoke { (1, 3) } else { (options.rounds.min(3), 100) };
     report.note(format!(
         "{services} Services x {endpoints} endpoints, and one x {BIG}; proxier-demo in nftables mode with its defaults, each in a network namespace of its \
-         own, all on this machine; testkit's API server, JSON without compression, bookmarks every {} s. A relay counts its bytes.",
+         own, all on this machine; testkit's API server, protobuf without compression, bookmarks every {} s. A relay counts its bytes.",
         BOOKMARKS.as_secs()
     ));
     report.note(format!(
