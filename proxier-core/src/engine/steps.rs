@@ -71,7 +71,7 @@ impl Reconciler {
             self.refresh(&services, &mut refreshed);
         }
         self.desired.without_affinity = self.mode.without_affinity();
-        if !self.is_settled() {
+        if !self.is_settled() && !changed.is_empty() {
             // A first plan takes most memory: before it, what the objects took without need goes.
             self.compact();
         }

@@ -139,7 +139,10 @@ impl Observed {
         let host = IpSpan::host(addr);
         // TCP has the lowest number of the protocols that Services have.
         let least = Element::IpPort(host, Ports::port(ipset::Protocol::TCP, 0));
-        let is_of_address = |elements: &BTreeSet<Element>| matches!(elements.range(&least..).next(), Some(Element::IpPort(span, _)) if *span == host);
+        let is_of_address = |elements: &BTreeSet<Element>| {
+            let next = elements.range(&least..).next();
+            matches!(next, Some(Element::IpPort(span, _)) if *span == host)
+        };
         MARKING.into_iter().any(|kind| self.of(SetKey::new(Family::of(addr), kind)).any(is_of_address))
     }
 

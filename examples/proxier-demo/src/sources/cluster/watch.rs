@@ -288,7 +288,7 @@ impl Watcher {
     }
 
     async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Failure> {
-        let mut list = ListSoFar { is_empty: true, ..ListSoFar::default() };
+        let mut list = ListSoFar::default();
         self.begin_list(progress, since).await?;
         loop {
             let mut target = self.resource.target();
@@ -313,7 +313,7 @@ impl Watcher {
                 return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")));
             }
         }
-        Ok(self.end_list(progress, list.version, list.is_empty).await?)
+        Ok(self.end_list(progress, list.version, !list.has_items).await?)
     }
 
     /// Reads a list, or a page of one, while it arrives.
@@ -340,7 +340,7 @@ impl Watcher {
                         list.next = metadata.next.filter(|token| !token.is_empty());
                     }
                     Part::Item(item) => {
-                        list.is_empty = false;
+                        list.has_items = true;
                         match Identity::of(item).filter(Identity::is_named) {
                             Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
                             None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
@@ -580,7 +580,7 @@ struct ListSoFar {
     version: String,
     /// Token of the next page.
     next: Option<String>,
-    is_empty: bool,
+    has_items: bool,
 }
 
 impl ListSoFar {

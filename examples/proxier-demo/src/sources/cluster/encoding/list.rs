@@ -84,7 +84,7 @@ impl List {
         let rest = self.bytes.get(self.taken..).unwrap_or_default();
         let between = rest.iter().take_while(|byte| **byte == b',' || byte.is_ascii_whitespace()).count();
         let rest = rest.get(between..).unwrap_or_default();
-        // The array was read once, so what is no value is its end.
+        // The array was read once, so anything else is its end.
         let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
         let Some(Ok(value)) = values.next() else { return Ok(None) };
         self.taken = self.taken.saturating_add(between).saturating_add(values.byte_offset());
