@@ -3,18 +3,19 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-use netlink_batch::{Attrs, Listener, NulStr, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Attrs, Listener, Protocol, Socket, Transport, WireError};
 
 use crate::attrs::ElemListAttr;
 use crate::error::{self, Error};
 use crate::model::{
-    Element, Name, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey,
+    Element, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey,
     TableKey,
 };
 use crate::trace::{Trace, get_trace};
 use crate::uapi;
 use crate::wire::{
-    get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, split,
+    get_chain, get_elements, get_flowtable, get_generation, get_name, get_object, get_rule, get_set, get_table,
+    missing, split,
 };
 
 /// Whether something was added or removed.
@@ -211,16 +212,14 @@ fn read(kind: u16, payload: &[u8]) -> Result<Event, WireError> {
 
 fn elements(change: Change, payload: &[u8]) -> Result<Event, WireError> {
     let (family, attributes) = split(payload)?;
-    let name = |text: NulStr<'_>| Some(Name::from_kernel(text.as_bytes()));
     let (mut table, mut set) = (None, None);
     for attr in Attrs::<ElemListAttr<'_>>::new(attributes).iter() {
         match attr? {
-            ElemListAttr::Table(text) => table = name(text),
-            ElemListAttr::Set(text) => set = name(text),
+            ElemListAttr::Table(text) => table = Some(get_name(text)),
+            ElemListAttr::Set(text) => set = Some(get_name(text)),
             _ => {}
         }
     }
-    let missing = |attribute: &str| WireError::Missing { attribute: attribute.to_owned() };
     let table = TableKey { family, name: table.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_TABLE"))? };
     let key = SetKey { table, name: set.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_SET"))? };
     let mut found = Vec::new();

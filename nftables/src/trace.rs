@@ -3,13 +3,12 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, WireError};
+use netlink_batch::{Attrs, Be16, Be32, Be64, WireError};
 
 use crate::attrs::TraceAttr;
 use crate::builder::L4Protocol;
-use crate::expr::get_verdict;
-use crate::model::{ChainKey, Family, Name, TableKey, Verdict};
-use crate::wire::split;
+use crate::model::{ChainKey, Family, TableKey, Verdict};
+use crate::wire::{get_name, get_verdict, missing, split};
 
 /// How a step of a traced packet ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,16 +116,14 @@ impl fmt::Display for Trace {
 
 pub(crate) fn get_trace(payload: &[u8]) -> Result<Trace, WireError> {
     let (family, attributes) = split(payload)?;
-    let name = |text: NulStr<'_>| Some(Name::from_kernel(text.as_bytes()));
-    let missing = |attribute: &str| WireError::Missing { attribute: attribute.to_owned() };
     let (mut table, mut chain, mut kind, mut handle, mut verdict, mut policy) = (None, None, 0, None, None, None);
     let (mut id, mut of_packet, mut iif, mut oif, mut mark) = (0, None, None, None, None);
     let (mut iif_type, mut oif_type) = (None, None);
     let (mut link_header, mut network_header, mut transport_header) = (Vec::new(), Vec::new(), Vec::new());
     for attr in Attrs::<TraceAttr<'_>>::new(attributes).iter() {
         match attr? {
-            TraceAttr::Table(text) => table = name(text),
-            TraceAttr::Chain(text) => chain = name(text),
+            TraceAttr::Table(text) => table = Some(get_name(text)),
+            TraceAttr::Chain(text) => chain = Some(get_name(text)),
             TraceAttr::RuleHandle(Be64(number)) => handle = Some(number),
             TraceAttr::Type(Be32(number)) => kind = number,
             TraceAttr::Verdict(attrs) => verdict = get_verdict(attrs)?,

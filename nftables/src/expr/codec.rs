@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use netlink_batch::{Be32, Be64, Encoder, NLA_F_NESTED, NulStr};
+use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::{Expression, Register, RegisterRange, Reject, SetReference, put_fields};
 use crate::attrs::{
-    DataAttr, DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr,
-    QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
+    DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr, QuotaAttr,
+    RedirAttr, RejectAttr,
 };
-use crate::model::{Value, Verdict};
 use crate::uapi;
-use crate::wire::{Field, put_name};
+use crate::wire::{Field, put_data, put_name, put_verdict};
 
 fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
     out.attr(kind, &Be32(value));
@@ -19,51 +18,6 @@ fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
 
 fn put_register(out: &mut Encoder, kind: u16, register: Register) {
     put_u32(out, kind, register.to_wire());
-}
-
-/// A value as `NFTA_DATA_VALUE`.
-///
-/// Elements consist of these, so both headers are written at once instead of patched afterwards.
-#[inline]
-pub(crate) fn put_data(out: &mut Encoder, kind: u16, value: &Value) {
-    let bytes = value.as_bytes();
-    // At most 64.
-    let length = u16::try_from(bytes.len()).unwrap_or_default();
-    out.bytes(&attr_header(length.next_multiple_of(4).saturating_add(8), kind | NLA_F_NESTED));
-    out.bytes(&attr_header(length.saturating_add(4), DataAttr::VALUE));
-    out.bytes(bytes);
-    out.bytes(match length % 4 {
-        1 => &[0; 3],
-        2 => &[0; 2],
-        3 => &[0; 1],
-        _ => &[],
-    });
-}
-
-fn attr_header(length: u16, kind: u16) -> [u8; 4] {
-    let ([a, b], [c, d]) = (length.to_ne_bytes(), kind.to_ne_bytes());
-    [a, b, c, d]
-}
-
-/// A verdict as `NFTA_DATA_VERDICT`.
-pub(crate) fn put_verdict(out: &mut Encoder, kind: u16, verdict: &Verdict) {
-    let (code, chain) = match verdict {
-        Verdict::Drop => (0, None),
-        Verdict::Accept => (1, None),
-        Verdict::Continue => (uapi::NFT_CONTINUE, None),
-        Verdict::Return => (uapi::NFT_RETURN, None),
-        Verdict::Jump(chain) => (uapi::NFT_JUMP, Some(chain)),
-        Verdict::Goto(chain) => (uapi::NFT_GOTO, Some(chain)),
-        Verdict::Other(code) => (*code, None),
-    };
-    out.nest(kind, |out| {
-        out.nest(DataAttr::VERDICT, |out| {
-            out.attr(VerdictAttr::CODE, &Be32(code.cast_unsigned()));
-            if let Some(chain) = chain {
-                put_name(out, VerdictAttr::CHAIN, chain);
-            }
-        });
-    });
 }
 
 /// Duration in milliseconds, the kernel's unit here.

@@ -9,7 +9,7 @@ mod listed;
 mod read;
 mod register;
 
-pub(crate) use codec::{put_data, put_expression_list, put_one, put_verdict};
+pub(crate) use codec::{put_expression_list, put_one};
 pub use keys::{
     ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, ExthdrOp, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit,
     LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, QueueFlags, Reject, RtKey, ShiftOp, SocketKey, SynproxyFlags,
@@ -17,7 +17,7 @@ pub use keys::{
 };
 pub(crate) use keys::{flags, numbered};
 pub(crate) use listed::{get_known, put_fields};
-pub(crate) use read::{get_data, get_expression, get_expressions, get_verdict};
+pub(crate) use read::{get_expression, get_expressions};
 pub use register::{Register, RegisterRange};
 
 use std::time::Duration;

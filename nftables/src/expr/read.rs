@@ -9,11 +9,12 @@ use super::{
     get_known,
 };
 use crate::attrs::{
-    DataAttr, DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr,
-    QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
+    DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr, QuotaAttr,
+    RedirAttr, RejectAttr,
 };
-use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
+use crate::model::{ElementData, Family, ObjectType};
 use crate::uapi;
+use crate::wire::{get_data, get_name, missing};
 
 pub(crate) fn get_expressions<'a>(list: Attrs<'a, ListAttr<'a>>) -> Result<Vec<Expression>, WireError> {
     let mut expressions = Vec::new();
@@ -35,7 +36,7 @@ pub(crate) fn get_expression<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expre
             ExprAttr::Unknown(_) => {}
         }
     }
-    let name = name.ok_or_else(|| WireError::Missing { attribute: "NFTA_EXPR_NAME".to_owned() })?;
+    let name = name.ok_or_else(|| missing("NFTA_EXPR_NAME"))?;
     if let Some(known) = get_known(name.as_bytes(), data.unwrap_or_default())? {
         return Ok(known);
     }
@@ -61,40 +62,6 @@ fn as_bytes(name: NulStr<'_>, data: Option<&[u8]>) -> Expression {
     Expression::Other(OtherExpression { name, data: data.map(<[u8]>::to_vec) })
 }
 
-/// A value or verdict; `None` for anything else.
-pub(crate) fn get_data<'a>(attrs: Attrs<'a, DataAttr<'a>>) -> Result<Option<ElementData>, WireError> {
-    for attr in attrs.iter() {
-        match attr? {
-            DataAttr::Value(bytes) => return Ok(Value::new(bytes).ok().map(ElementData::Value)),
-            DataAttr::Verdict(verdict) => return Ok(get_verdict(verdict)?.map(ElementData::Verdict)),
-            DataAttr::Unknown(_) => {}
-        }
-    }
-    Ok(None)
-}
-
-pub(crate) fn get_verdict<'a>(attrs: Attrs<'a, VerdictAttr<'a>>) -> Result<Option<Verdict>, WireError> {
-    let mut code = None;
-    let mut chain = None;
-    for attr in attrs.iter() {
-        match attr? {
-            VerdictAttr::Code(Be32(found)) => code = Some(found.cast_signed()),
-            VerdictAttr::Chain(found) => chain = Some(Name::from_kernel(found.as_bytes())),
-            VerdictAttr::ChainId(_) | VerdictAttr::Unknown(_) => {}
-        }
-    }
-    Ok(Some(match (code, chain) {
-        (Some(0), None) => Verdict::Drop,
-        (Some(1), None) => Verdict::Accept,
-        (Some(uapi::NFT_CONTINUE), None) => Verdict::Continue,
-        (Some(uapi::NFT_RETURN), None) => Verdict::Return,
-        (Some(uapi::NFT_JUMP), Some(chain)) => Verdict::Jump(chain),
-        (Some(uapi::NFT_GOTO), Some(chain)) => Verdict::Goto(chain),
-        (Some(other), None) => Verdict::Other(other),
-        _ => return Ok(None),
-    }))
-}
-
 fn register(number: Option<Be32>) -> Option<Register> {
     Register::from_wire(number?.0)
 }
@@ -104,12 +71,8 @@ fn range(first: Option<Be32>, last: Option<Be32>) -> Option<RegisterRange> {
     Some(RegisterRange { first, last: register(last).unwrap_or(first) })
 }
 
-fn name(text: Option<NulStr<'_>>) -> Option<Name> {
-    text.map(|text| Name::from_kernel(text.as_bytes()))
-}
-
 fn set(found: Option<NulStr<'_>>, id: Option<Be32>) -> Option<SetReference> {
-    Some(SetReference { name: name(found)?, id: id.map(|Be32(id)| id) })
+    Some(SetReference { name: get_name(found?), id: id.map(|Be32(id)| id) })
 }
 
 /// Reads the listed attributes. With any other attribute the whole expression is kept as bytes.
@@ -259,7 +222,7 @@ fn objref(data: &[u8]) -> Known {
     fields!(data, ObjrefAttr {
         ImmType => kind, ImmName => found, SetSreg => from, SetName => map, SetId => id,
     });
-    if let (Some(Be32(kind)), Some(object)) = (kind, name(found)) {
+    if let (Some(Be32(kind)), Some(object)) = (kind, found.map(get_name)) {
         return Ok(Some(Expression::ObjectReference { kind: ObjectType::from_number(kind), name: object }));
     }
     Ok(Some(Expression::ObjectMap { set: need!(set(map, id)), source: need!(register(from)) }))

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use netlink_batch::{Attrs, Be32, Be64, Encoder, NulStr, RawAttrs, WireError};
 
-use super::put_name;
-use super::split;
+use super::parts::{get_data, get_name, get_value, missing, put_data, put_name, put_verdict, split};
 use crate::attrs::{ElemAttr, ElemListAttr, ListAttr};
-use crate::expr::{get_data, get_expression, get_expressions, put_data, put_expression_list, put_one, put_verdict};
-use crate::model::{Element, ElementData, ElementExtras, ElementKey, Name, Set, SetFlags, Value};
+use crate::expr::{get_expression, get_expressions, put_expression_list, put_one};
+use crate::model::{Element, ElementData, ElementExtras, ElementKey, Set, SetFlags, SetKey, Value};
 use crate::uapi;
 use crate::userdata;
 
@@ -31,6 +30,12 @@ impl ElementForm {
             (true, true) => ElementForm::Ends,
         }
     }
+}
+
+/// Appends the set to which the elements of a message belong.
+pub(crate) fn put_set_of_elements(out: &mut Encoder, set: &SetKey) {
+    put_name(out, ElemListAttr::TABLE, &set.table.name);
+    put_name(out, ElemListAttr::SET, &set.name);
 }
 
 /// Appends an element in the set's form: one attribute, or two for a range of [`ElementForm::Pairs`].
@@ -119,13 +124,6 @@ pub(crate) fn get_elements(payload: &[u8], mut each: impl FnMut(Element)) -> Res
     Ok(())
 }
 
-fn get_value<'a>(attrs: Attrs<'a, crate::attrs::DataAttr<'a>>) -> Result<Option<Value>, WireError> {
-    Ok(match get_data(attrs)? {
-        Some(ElementData::Value(value)) => Some(value),
-        _ => None,
-    })
-}
-
 fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
     let (mut key, mut last, mut flags) = (None, None, 0);
     let mut element = Element::new(ElementKey::CatchAll);
@@ -144,13 +142,13 @@ fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
             }
             ElemAttr::Expr(one) => element.extras_mut().expressions = vec![get_expression(one)?],
             ElemAttr::Expressions(list) => element.extras_mut().expressions = get_expressions(list)?,
-            ElemAttr::Objref(name) => element.data = Some(ElementData::Object(Name::from_kernel(name.as_bytes()))),
+            ElemAttr::Objref(name) => element.data = Some(ElementData::Object(get_name(name))),
             ElemAttr::Pad(_) | ElemAttr::Unknown(_) => {}
         }
     }
     element.key = match (key, last) {
         _ if flags & uapi::NFT_SET_ELEM_CATCHALL != 0 => ElementKey::CatchAll,
-        (None, _) => return Err(WireError::Missing { attribute: "NFTA_SET_ELEM_KEY".to_owned() }),
+        (None, _) => return Err(missing("NFTA_SET_ELEM_KEY")),
         (Some(key), _) if flags & uapi::NFT_SET_ELEM_INTERVAL_END != 0 => ElementKey::End(key),
         (Some(key), Some(last)) => ElementKey::range(key, last),
         (Some(key), _) => ElementKey::Value(key),

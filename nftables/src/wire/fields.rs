@@ -6,10 +6,10 @@ use crate::attrs::DataAttr;
 use crate::builder::L4Protocol;
 use crate::expr::{
     ByteOrderOp, CmpOp, CtKey, Direction, ExthdrOp, FibFlags, FibResult, HeaderBase, LimitUnit, LogFlags, MetaKey,
-    NumgenKind, QueueFlags, Register, RtKey, ShiftOp, SocketKey, SynproxyFlags, XfrmKey, get_data, put_data,
+    NumgenKind, QueueFlags, Register, RtKey, ShiftOp, SocketKey, SynproxyFlags, XfrmKey,
 };
-use crate::model::{ElementData, Family, Name, Value};
-use crate::wire::put_name;
+use crate::model::{Family, Name, Value};
+use crate::wire::parts::{get_name, get_value, put_data, put_name};
 
 /// A field that an attribute with payload `W` carries.
 pub(crate) trait Field<W>: Sized {
@@ -95,10 +95,7 @@ impl<'a> Field<Attrs<'a, DataAttr<'a>>> for Value {
     }
 
     fn get(payload: Option<Attrs<'a, DataAttr<'a>>>) -> Result<Option<Self>, WireError> {
-        Ok(match payload.map(get_data).transpose()?.flatten() {
-            Some(ElementData::Value(value)) => Some(value),
-            _ => None,
-        })
+        Ok(payload.map(get_value).transpose()?.flatten())
     }
 }
 
@@ -120,7 +117,7 @@ impl<'a> Field<NulStr<'a>> for Name {
     }
 
     fn get(payload: Option<NulStr<'a>>) -> Result<Option<Self>, WireError> {
-        Ok(payload.map(|text| Name::from_kernel(text.as_bytes())))
+        Ok(payload.map(get_name))
     }
 }
 

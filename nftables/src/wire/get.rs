@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be32, Be64, NulStr, RawAttrs, WireError};
 
 use crate::attrs::{
-    ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, GenAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
+    ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
     SetDescAttr, SetFieldAttr, TableAttr,
 };
 use crate::expr::{get_expression, get_expressions};
@@ -19,21 +18,8 @@ use crate::typing::{self, About};
 use crate::uapi;
 use crate::userdata;
 use crate::wire::object::get_object_data;
+use crate::wire::parts::{get_name, missing, split};
 use crate::wire::set_userdata;
-
-pub(crate) fn split(payload: &[u8]) -> Result<(Family, &[u8]), WireError> {
-    let available = payload.len();
-    let (header, rest) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
-    Ok((Family::from_number(header.family), rest))
-}
-
-fn name(text: NulStr<'_>) -> Name {
-    Name::from_kernel(text.as_bytes())
-}
-
-fn missing(attribute: &str) -> WireError {
-    WireError::Missing { attribute: attribute.to_owned() }
-}
 
 fn key(family: Family, table: Option<Name>, attribute: &str) -> Result<TableKey, WireError> {
     Ok(TableKey { family, name: table.ok_or_else(|| missing(attribute))? })
@@ -47,23 +33,12 @@ pub(crate) fn is_of_table(payload: &[u8], table: &TableKey) -> bool {
         && named.is_some_and(|attr| NulStr::new(attr.payload).as_bytes() == table.name.as_str().as_bytes())
 }
 
-/// The number of the rule set's generation.
-pub(crate) fn get_generation(payload: &[u8]) -> Result<u32, WireError> {
-    let (_, attributes) = split(payload)?;
-    for attr in Attrs::<GenAttr<'_>>::new(attributes).iter() {
-        if let GenAttr::Id(Be32(id)) = attr? {
-            return Ok(id);
-        }
-    }
-    Err(missing("NFTA_GEN_ID"))
-}
-
 pub(crate) fn get_table(payload: &[u8]) -> Result<ObservedTable, WireError> {
     let (family, attributes) = split(payload)?;
     let (mut found, mut flags, mut handle, mut references, mut owner, mut comment) = (None, 0, 0, 0, None, None);
     for attr in Attrs::<TableAttr<'_>>::new(attributes).iter() {
         match attr? {
-            TableAttr::Name(text) => found = Some(name(text)),
+            TableAttr::Name(text) => found = Some(get_name(text)),
             TableAttr::Flags(Be32(bits)) => flags = bits,
             TableAttr::Use(Be32(count)) => references = count,
             TableAttr::Handle(Be64(number)) => handle = number,
@@ -83,8 +58,8 @@ pub(crate) fn get_chain(payload: &[u8]) -> Result<ObservedChain, WireError> {
     let (mut hook, mut policy, mut kind, mut flags) = (None, Policy::Accept, None, 0);
     for attr in Attrs::<ChainAttr<'_>>::new(attributes).iter() {
         match attr? {
-            ChainAttr::Table(text) => table = Some(name(text)),
-            ChainAttr::Name(text) => found = Some(name(text)),
+            ChainAttr::Table(text) => table = Some(get_name(text)),
+            ChainAttr::Name(text) => found = Some(get_name(text)),
             ChainAttr::Handle(Be64(number)) => handle = number,
             ChainAttr::Hook(attrs) => hook = Some(attrs),
             ChainAttr::Policy(Be32(number)) => policy = if number == 0 { Policy::Drop } else { Policy::Accept },
@@ -149,8 +124,8 @@ pub(crate) fn get_flowtable(payload: &[u8]) -> Result<ObservedFlowtable, WireErr
     let (mut priority, mut devices) = (Priority::default(), Vec::new());
     for attr in Attrs::<FlowtableAttr<'_>>::new(attributes).iter() {
         match attr? {
-            FlowtableAttr::Table(text) => table = Some(name(text)),
-            FlowtableAttr::Name(text) => found = Some(name(text)),
+            FlowtableAttr::Table(text) => table = Some(get_name(text)),
+            FlowtableAttr::Name(text) => found = Some(get_name(text)),
             FlowtableAttr::Use(Be32(count)) => references = count,
             FlowtableAttr::Handle(Be64(number)) => handle = number,
             FlowtableAttr::Flags(Be32(bits)) => flags = bits,
@@ -179,8 +154,8 @@ pub(crate) fn get_rule(payload: &[u8]) -> Result<ObservedRule, WireError> {
     let (mut table, mut chain, mut handle, mut rule) = (None, None, 0, Rule::default());
     for attr in Attrs::<RuleAttr<'_>>::new(attributes).iter() {
         match attr? {
-            RuleAttr::Table(text) => table = Some(name(text)),
-            RuleAttr::Chain(text) => chain = Some(name(text)),
+            RuleAttr::Table(text) => table = Some(get_name(text)),
+            RuleAttr::Chain(text) => chain = Some(get_name(text)),
             RuleAttr::Handle(Be64(number)) => handle = number,
             RuleAttr::Expressions(list) => rule.expressions = get_expressions(list)?,
             RuleAttr::Compat(bytes) => rule.compat = bytes.to_vec(),
@@ -215,8 +190,8 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
     let (mut policy, mut expressions, mut comment, mut rest) = (SetPolicy::Performance, Vec::new(), None, Vec::new());
     for attr in Attrs::<SetAttr<'_>>::new(attributes).iter() {
         match attr? {
-            SetAttr::Table(text) => parts.table = Some(name(text)),
-            SetAttr::Name(text) => parts.name = Some(name(text)),
+            SetAttr::Table(text) => parts.table = Some(get_name(text)),
+            SetAttr::Name(text) => parts.name = Some(get_name(text)),
             SetAttr::Flags(Be32(bits)) => parts.flags = bits,
             SetAttr::KeyType(Be32(number)) => parts.key.0 = number,
             SetAttr::KeyLen(Be32(length)) => parts.key.1 = length,
@@ -332,8 +307,8 @@ pub(crate) fn get_object(payload: &[u8]) -> Result<ObservedObject, WireError> {
         (None, None, 0, &[][..], 0, 0, None);
     for attr in Attrs::<ObjAttr<'_>>::new(attributes).iter() {
         match attr? {
-            ObjAttr::Table(text) => table = Some(name(text)),
-            ObjAttr::Name(text) => found = Some(name(text)),
+            ObjAttr::Table(text) => table = Some(get_name(text)),
+            ObjAttr::Name(text) => found = Some(get_name(text)),
             ObjAttr::Type(Be32(number)) => kind = number,
             ObjAttr::Data(bytes) => data = bytes,
             ObjAttr::Use(Be32(count)) => references = count,

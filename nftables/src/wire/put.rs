@@ -3,20 +3,42 @@
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::object::put_object_data;
-use super::{put_chain_key, put_chain_of_rule, put_flowtable_key, put_name, put_object_key, put_set_key};
+use super::parts::put_name;
 use crate::attrs::{
     ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
     SetDescAttr, SetFieldAttr, TableAttr,
 };
 use crate::expr::{put_expression_list, put_one};
 use crate::model::{
-    BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, Flowtable, MapData, Object, Policy, Priority, Rule, Set,
-    SetPolicy, Table,
+    BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, Flowtable, FlowtableKey, MapData, Object, ObjectKey,
+    Policy, Priority, Rule, Set, SetKey, SetPolicy, Table,
 };
 use crate::operand::Operand;
 use crate::typing::{self, About};
 use crate::uapi;
 use crate::userdata;
+
+macro_rules! keys {
+    ($($put:ident: $key:ident as $table:path, $name:path;)*) => {
+        $(pub(crate) fn $put(out: &mut Encoder, key: &$key) {
+            put_name(out, $table, &key.table.name);
+            put_name(out, $name, &key.name);
+        })*
+    };
+}
+
+keys! {
+    put_chain_key: ChainKey as ChainAttr::TABLE, ChainAttr::NAME;
+    put_chain_of_rule: ChainKey as RuleAttr::TABLE, RuleAttr::CHAIN;
+    put_set_key: SetKey as SetAttr::TABLE, SetAttr::NAME;
+    put_flowtable_key: FlowtableKey as FlowtableAttr::TABLE, FlowtableAttr::NAME;
+    put_object_name: ObjectKey as ObjAttr::TABLE, ObjAttr::NAME;
+}
+
+pub(crate) fn put_object_key(out: &mut Encoder, key: &ObjectKey) {
+    put_object_name(out, key);
+    out.attr(ObjAttr::TYPE, &Be32(key.kind.number()));
+}
 
 fn put_userdata(out: &mut Encoder, kind: u16, bytes: &[u8]) {
     if !bytes.is_empty() {
