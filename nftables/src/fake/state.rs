@@ -22,10 +22,10 @@ pub(super) fn whole(errno: Errno) -> Refusal {
 /// The kernel's limit of nested jumps (`NFT_JUMP_STACK_SIZE`).
 const JUMPS: usize = 16;
 
-/// Each transaction works on a copy of the state, which shares chains, sets and elements until it changes them.
+/// Each transaction works on a copy of the state, which shares its parts until it changes them.
 #[derive(Clone, Debug)]
 pub(super) struct FakeTable {
-    pub(super) table: Table,
+    pub(super) table: Arc<Table>,
     pub(super) handle: u64,
     pub(super) chains: Vec<Arc<FakeChain>>,
     pub(super) sets: Vec<FakeSet>,
@@ -43,6 +43,8 @@ pub(super) struct FakeChain {
 #[derive(Clone, Debug)]
 pub(super) struct FakeSet {
     pub(super) set: Arc<Set>,
+    /// Length of its keys in bytes.
+    key_length: usize,
     pub(super) handle: u64,
     /// Number within the transaction that created it.
     pub(super) id: Option<u32>,
@@ -117,13 +119,13 @@ impl Ruleset {
             if exclusive {
                 return Err(whole(Errno::EEXIST));
             }
-            found.table.flags = table.flags;
+            Arc::make_mut(&mut found.table).flags = table.flags;
             return Ok(());
         }
         let handle = self.handle();
         let key = table.key.clone();
         let (chains, sets, objects, flowtables) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        self.tables.insert(key, FakeTable { table, handle, chains, sets, objects, flowtables });
+        self.tables.insert(key, FakeTable { table: Arc::new(table), handle, chains, sets, objects, flowtables });
         Ok(())
     }
 
@@ -236,7 +238,8 @@ impl Ruleset {
     pub(super) fn add_set(&mut self, mut set: Set, id: Option<u32>, exclusive: bool) -> Result<(), Refusal> {
         let handle = self.handle();
         let table = self.table_mut(&set.key.table)?;
-        if id.is_none() || set.key_type.length() == 0 || set.key_type.length() > 64 {
+        let key_length = usize::try_from(set.key_type.length()).unwrap_or(usize::MAX);
+        if id.is_none() || !(1..=64).contains(&key_length) {
             return Err(whole(Errno::EINVAL));
         }
         if set.key.name.as_str().ends_with("%d") {
@@ -250,7 +253,7 @@ impl Ruleset {
                 return Err(whole(Errno::EEXIST));
             }
             if let Some(found) = table.sets.get_mut(place) {
-                if found.set.key_type.length() != set.key_type.length() || found.set.all_flags() != set.all_flags() {
+                if found.key_length != key_length || found.set.all_flags() != set.all_flags() {
                     return Err(whole(Errno::EEXIST));
                 }
                 found.id = id;
@@ -258,7 +261,7 @@ impl Ruleset {
             return Ok(());
         }
         let (set, elements, deadlines) = (Arc::new(set), Arc::default(), BTreeMap::new());
-        table.sets.push(FakeSet { set, handle, id, elements, deadlines });
+        table.sets.push(FakeSet { set, key_length, handle, id, elements, deadlines });
         Ok(())
     }
 
@@ -576,9 +579,8 @@ impl FakeTable {
 
     fn add_element(&mut self, place: usize, element: Element, exclusive: bool) -> Result<(), Errno> {
         let set = self.sets.get(place).ok_or(Errno::ENOENT)?;
-        let length = usize::try_from(set.set.key_type.length()).unwrap_or(usize::MAX);
         let key = stored_key(&element);
-        if element.key != ElementKey::CatchAll && key.0.len() != length {
+        if element.key != ElementKey::CatchAll && key.0.len() != set.key_length {
             return Err(Errno::EINVAL);
         }
         if element.extras().timeout.is_some() && !set.set.flags.contains(SetFlags::TIMEOUT) {

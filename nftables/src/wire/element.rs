@@ -24,10 +24,12 @@ pub(crate) enum ElementForm {
 
 impl ElementForm {
     pub(crate) fn of(set: &Set) -> Self {
-        match (set.flags.contains(SetFlags::INTERVAL), set.key_type.is_concatenation()) {
-            (false, _) => ElementForm::Single,
-            (true, false) => ElementForm::Pairs,
-            (true, true) => ElementForm::Ends,
+        if !set.flags.contains(SetFlags::INTERVAL) {
+            ElementForm::Single
+        } else if set.key_type.is_concatenation() {
+            ElementForm::Ends
+        } else {
+            ElementForm::Pairs
         }
     }
 }
