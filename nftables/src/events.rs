@@ -14,8 +14,8 @@ use crate::model::{
 use crate::trace::{Trace, get_trace};
 use crate::uapi;
 use crate::wire::{
-    get_chain, get_elements, get_flowtable, get_generation, get_name, get_object, get_rule, get_set, get_table,
-    missing, split,
+    get_chain, get_elements, get_flowtable, get_generation, get_key, get_name, get_object, get_rule, get_set,
+    get_table, split,
 };
 
 /// Whether something was added or removed.
@@ -220,9 +220,8 @@ fn elements(change: Change, payload: &[u8]) -> Result<Event, WireError> {
             _ => {}
         }
     }
-    let table = TableKey { family, name: table.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_TABLE"))? };
-    let key = SetKey { table, name: set.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_SET"))? };
+    let (table, name) = get_key(family, (table, "NFTA_SET_ELEM_LIST_TABLE"), (set, "NFTA_SET_ELEM_LIST_SET"))?;
     let mut found = Vec::new();
     get_elements(payload, |element| found.push(element))?;
-    Ok(Event::Elements(change, key, found))
+    Ok(Event::Elements(change, SetKey { table, name }, found))
 }

@@ -7,8 +7,8 @@ use netlink_batch::{Attrs, Be16, Be32, Be64, WireError};
 
 use crate::attrs::TraceAttr;
 use crate::builder::L4Protocol;
-use crate::model::{ChainKey, Family, TableKey, Verdict};
-use crate::wire::{get_name, get_verdict, missing, split};
+use crate::model::{ChainKey, Family, Verdict};
+use crate::wire::{get_key, get_name, get_verdict, split};
 
 /// How a step of a traced packet ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,11 +150,10 @@ pub(crate) fn get_trace(payload: &[u8]) -> Result<Trace, WireError> {
         (3, Some(handle)) => TraceStep::Rule { handle, verdict: verdict() },
         (other, _) => TraceStep::Other(other),
     };
-    let table = TableKey { family, name: table.ok_or_else(|| missing("NFTA_TRACE_TABLE"))? };
-    let chain = ChainKey { table, name: chain.ok_or_else(|| missing("NFTA_TRACE_CHAIN"))? };
+    let (table, name) = get_key(family, (table, "NFTA_TRACE_TABLE"), (chain, "NFTA_TRACE_CHAIN"))?;
     Ok(Trace {
         id,
-        chain,
+        chain: ChainKey { table, name },
         step,
         family: of_packet,
         iif,

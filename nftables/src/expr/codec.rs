@@ -1,7 +1,5 @@
 //! Encodes expressions as attributes.
 
-use std::time::Duration;
-
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::{Expression, Register, RegisterRange, Reject, SetReference, put_fields};
@@ -10,7 +8,7 @@ use crate::attrs::{
     RedirAttr, RejectAttr,
 };
 use crate::uapi;
-use crate::wire::{Field, put_data, put_name, put_verdict};
+use crate::wire::{Field, millis, put_data, put_expressions, put_name, put_verdict};
 
 fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
     out.attr(kind, &Be32(value));
@@ -18,11 +16,6 @@ fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
 
 fn put_register(out: &mut Encoder, kind: u16, register: Register) {
     put_u32(out, kind, register.to_wire());
-}
-
-/// Duration in milliseconds, the kernel's unit here.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(crate) fn put_expression_list(out: &mut Encoder, kind: u16, expressions: &[Expression]) {
@@ -155,11 +148,7 @@ fn put_statement(out: &mut Encoder, expression: &Expression) {
             if flags != 0 {
                 put_u32(out, DynsetAttr::FLAGS, flags);
             }
-            match expressions.as_slice() {
-                [] => {}
-                [one] => put_one(out, DynsetAttr::EXPR, one),
-                many => put_expression_list(out, DynsetAttr::EXPRESSIONS, many),
-            }
+            put_expressions(out, DynsetAttr::EXPR, DynsetAttr::EXPRESSIONS, expressions);
         }
         // Without attributes, or kept as bytes.
         _ => {}

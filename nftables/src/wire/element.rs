@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use netlink_batch::{Attrs, Be32, Be64, Encoder, NulStr, RawAttrs, WireError};
 
-use super::parts::{get_data, get_name, get_value, missing, put_data, put_name, put_verdict, split};
+use super::parts::{
+    get_data, get_name, get_value, millis, missing, put_data, put_expressions, put_name, put_verdict, split,
+};
 use crate::attrs::{ElemAttr, ElemListAttr, ListAttr};
-use crate::expr::{get_expression, get_expressions, put_expression_list, put_one};
+use crate::expr::{get_expression, get_expressions};
 use crate::model::{Element, ElementData, ElementExtras, ElementKey, Set, SetFlags, SetKey, Value};
 use crate::uapi;
 use crate::userdata;
@@ -92,16 +94,12 @@ fn put_one_element(out: &mut Encoder, element: &Element, key: &Value, last: Opti
         }
         let ElementExtras { timeout, expiration, expressions, comment } = element.extras();
         if let Some(timeout) = timeout {
-            out.attr(ElemAttr::TIMEOUT, &Be64(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)));
+            out.attr(ElemAttr::TIMEOUT, &Be64(millis(*timeout)));
         }
         if let Some(left) = expiration {
-            out.attr(ElemAttr::EXPIRATION, &Be64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
+            out.attr(ElemAttr::EXPIRATION, &Be64(millis(*left)));
         }
-        match expressions.as_slice() {
-            [] => {}
-            [one] => put_one(out, ElemAttr::EXPR, one),
-            many => put_expression_list(out, ElemAttr::EXPRESSIONS, many),
-        }
+        put_expressions(out, ElemAttr::EXPR, ElemAttr::EXPRESSIONS, expressions);
         if comment.is_some() || open {
             let mut bytes = userdata::join_comment(comment.as_deref(), userdata::COMMENT, &[]);
             if open {

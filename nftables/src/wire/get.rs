@@ -18,12 +18,8 @@ use crate::typing::{self, About};
 use crate::uapi;
 use crate::userdata;
 use crate::wire::object::get_object_data;
-use crate::wire::parts::{get_name, missing, split};
+use crate::wire::parts::{get_key, get_name, missing, split};
 use crate::wire::set_userdata;
-
-fn key(family: Family, table: Option<Name>, attribute: &str) -> Result<TableKey, WireError> {
-    Ok(TableKey { family, name: table.ok_or_else(|| missing(attribute))? })
-}
 
 /// Whether a message concerns a table, according to its first attribute. Messages about the whole rule set do not.
 pub(crate) fn is_of_table(payload: &[u8], table: &TableKey) -> bool {
@@ -47,7 +43,7 @@ pub(crate) fn get_table(payload: &[u8]) -> Result<ObservedTable, WireError> {
             TableAttr::Pad(_) | TableAttr::Unknown(_) => {}
         }
     }
-    let key = key(family, found, "NFTA_TABLE_NAME")?;
+    let key = TableKey { family, name: found.ok_or_else(|| missing("NFTA_TABLE_NAME"))? };
     let table = Table { key, flags: TableFlags::from_bits_retain(flags), comment };
     Ok(ObservedTable { table, handle, references, owner })
 }
@@ -74,15 +70,9 @@ pub(crate) fn get_chain(payload: &[u8]) -> Result<ObservedChain, WireError> {
         (Some(hook), Some(kind)) => Some(get_base(hook, kind, policy, family)?),
         _ => None,
     };
-    let key = ChainKey {
-        table: key(family, table, "NFTA_CHAIN_TABLE")?,
-        name: found.ok_or_else(|| missing("NFTA_CHAIN_NAME"))?,
-    };
-    Ok(ObservedChain {
-        chain: Chain { key, base, comment, bound: flags & uapi::NFT_CHAIN_BINDING != 0 },
-        handle,
-        references,
-    })
+    let (table, name) = get_key(family, (table, "NFTA_CHAIN_TABLE"), (found, "NFTA_CHAIN_NAME"))?;
+    let (key, bound) = (ChainKey { table, name }, flags & uapi::NFT_CHAIN_BINDING != 0);
+    Ok(ObservedChain { chain: Chain { key, base, comment, bound }, handle, references })
 }
 
 fn get_base<'a>(
@@ -141,11 +131,9 @@ pub(crate) fn get_flowtable(payload: &[u8]) -> Result<ObservedFlowtable, WireErr
             FlowtableAttr::Pad(_) | FlowtableAttr::Unknown(_) => {}
         }
     }
-    let key = FlowtableKey {
-        table: key(family, table, "NFTA_FLOWTABLE_TABLE")?,
-        name: found.ok_or_else(|| missing("NFTA_FLOWTABLE_NAME"))?,
-    };
-    let flowtable = Flowtable { key, priority, devices, flags: FlowtableFlags::from_bits_retain(flags) };
+    let (table, name) = get_key(family, (table, "NFTA_FLOWTABLE_TABLE"), (found, "NFTA_FLOWTABLE_NAME"))?;
+    let (key, flags) = (FlowtableKey { table, name }, FlowtableFlags::from_bits_retain(flags));
+    let flowtable = Flowtable { key, priority, devices, flags };
     Ok(ObservedFlowtable { flowtable, handle, references })
 }
 
@@ -165,11 +153,8 @@ pub(crate) fn get_rule(payload: &[u8]) -> Result<ObservedRule, WireError> {
             _ => {}
         }
     }
-    let chain = ChainKey {
-        table: key(family, table, "NFTA_RULE_TABLE")?,
-        name: chain.ok_or_else(|| missing("NFTA_RULE_CHAIN"))?,
-    };
-    Ok(ObservedRule { chain, rule, handle })
+    let (table, name) = get_key(family, (table, "NFTA_RULE_TABLE"), (chain, "NFTA_RULE_CHAIN"))?;
+    Ok(ObservedRule { chain: ChainKey { table, name }, rule, handle })
 }
 
 #[derive(Default)]
@@ -225,12 +210,9 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
     } else {
         Some(MapData::Value(FieldTypes::from_kernel(parts.data.0, parts.data.1, &[])))
     };
+    let (table, name) = get_key(family, (parts.table, "NFTA_SET_TABLE"), (parts.name, "NFTA_SET_NAME"))?;
+    let key_type = FieldTypes::from_kernel(parts.key.0, parts.key.1, &lengths);
     let mut set = Set {
-        key: SetKey {
-            table: key(family, parts.table, "NFTA_SET_TABLE")?,
-            name: parts.name.ok_or_else(|| missing("NFTA_SET_NAME"))?,
-        },
-        key_type: FieldTypes::from_kernel(parts.key.0, parts.key.1, &lengths),
         data,
         flags: flags.difference(own),
         timeout,
@@ -239,10 +221,7 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
         policy,
         expressions,
         comment,
-        auto_merge: false,
-        key_typeof: Vec::new(),
-        data_typeof: Vec::new(),
-        userdata: Vec::new(),
+        ..Set::new(SetKey { table, name }, key_type)
     };
     take_notes(&mut set, &rest);
     // Keep only what this crate would not write itself.
@@ -319,10 +298,7 @@ pub(crate) fn get_object(payload: &[u8]) -> Result<ObservedObject, WireError> {
     }
     let kind = ObjectType::from_number(kind);
     let data = get_object_data(kind, data)?;
-    let key = ObjectKey {
-        table: key(family, table, "NFTA_OBJ_TABLE")?,
-        kind,
-        name: found.ok_or_else(|| missing("NFTA_OBJ_NAME"))?,
-    };
+    let (table, name) = get_key(family, (table, "NFTA_OBJ_TABLE"), (found, "NFTA_OBJ_NAME"))?;
+    let key = ObjectKey { table, kind, name };
     Ok(ObservedObject { object: Object { key, data, comment }, handle, references })
 }

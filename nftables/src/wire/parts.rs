@@ -1,10 +1,13 @@
 //! What messages about any object consist of: the header, names, values and verdicts.
 
+use std::time::Duration;
+
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be32, Encoder, NLA_F_NESTED, NulStr, WireError};
 
 use crate::attrs::{DataAttr, GenAttr, VerdictAttr};
-use crate::model::{ElementData, Family, Name, Value, Verdict};
+use crate::expr::{Expression, put_expression_list, put_one};
+use crate::model::{ElementData, Family, Name, TableKey, Value, Verdict};
 use crate::uapi;
 
 /// Splits a message into its family and attributes.
@@ -35,6 +38,21 @@ pub(crate) fn put_name(out: &mut Encoder, kind: u16, name: &Name) {
 
 pub(crate) fn get_name(text: NulStr<'_>) -> Name {
     Name::from_kernel(text.as_bytes())
+}
+
+/// The table of an object and the object's name, each with its attribute, which a message must have.
+pub(crate) fn get_key(
+    family: Family,
+    table: (Option<Name>, &str),
+    name: (Option<Name>, &str),
+) -> Result<(TableKey, Name), WireError> {
+    let get = |(found, attribute): (Option<Name>, &str)| found.ok_or_else(|| missing(attribute));
+    Ok((TableKey { family, name: get(table)? }, get(name)?))
+}
+
+/// Duration in milliseconds, the kernel's unit.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A value as `NFTA_DATA_VALUE`.
@@ -80,6 +98,15 @@ pub(crate) fn put_verdict(out: &mut Encoder, kind: u16, verdict: &Verdict) {
             }
         });
     });
+}
+
+/// The expressions of each element: one, or a list in an attribute of its own.
+pub(crate) fn put_expressions(out: &mut Encoder, one: u16, list: u16, expressions: &[Expression]) {
+    match expressions {
+        [] => {}
+        [expression] => put_one(out, one, expression),
+        several => put_expression_list(out, list, several),
+    }
 }
 
 /// A value or verdict; `None` for anything else.

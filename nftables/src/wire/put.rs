@@ -3,12 +3,12 @@
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::object::put_object_data;
-use super::parts::put_name;
+use super::parts::{millis, put_expressions, put_name};
 use crate::attrs::{
     ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
     SetDescAttr, SetFieldAttr, TableAttr,
 };
-use crate::expr::{put_expression_list, put_one};
+use crate::expr::put_expression_list;
 use crate::model::{
     BaseChain, ByteOrder, Chain, ChainKey, Family, FieldTypes, Flowtable, FlowtableKey, MapData, Object, ObjectKey,
     Policy, Priority, Rule, Set, SetKey, SetPolicy, Table,
@@ -158,16 +158,12 @@ pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
         });
     }
     if let Some(timeout) = set.timeout {
-        out.attr(SetAttr::TIMEOUT, &Be64(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)));
+        out.attr(SetAttr::TIMEOUT, &Be64(millis(timeout)));
     }
     if let Some(interval) = set.gc_interval {
         number(out, SetAttr::GC_INTERVAL, u32::try_from(interval.as_millis()).unwrap_or(u32::MAX));
     }
-    match set.expressions.as_slice() {
-        [] => {}
-        [one] => put_one(out, SetAttr::EXPR, one),
-        many => put_expression_list(out, SetAttr::EXPRESSIONS, many),
-    }
+    put_expressions(out, SetAttr::EXPR, SetAttr::EXPRESSIONS, &set.expressions);
     out.attr(SetAttr::USERDATA, &set_userdata(set).as_slice());
 }
 
