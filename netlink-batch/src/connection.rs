@@ -1,6 +1,7 @@
 //! Requests, dumps and batches over any transport.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::attr::locate;
@@ -118,12 +119,6 @@ pub(crate) fn after(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or(now)
 }
 
-/// What to do after one message of an answer.
-enum Step {
-    Continue,
-    Finished,
-}
-
 impl Connection {
     /// Opens a socket in the calling thread's network namespace.
     ///
@@ -212,23 +207,17 @@ impl Connection {
     ) -> Result<Vec<T>, Error> {
         const CONTEXT: &str = "netlink request";
         let mut items = Vec::new();
-        let mut unreadable = None;
         let sequence = self.start(kind, flags | NLM_F_ACK, header, body, CONTEXT)?;
-        self.answers(sequence, header.len(), CONTEXT, |_, content| match content {
-            Content::Ack | Content::Done { .. } => Ok(Step::Finished),
-            Content::Data(payload) => {
-                match read(payload) {
-                    Ok(item) => items.push(item),
-                    Err(error) => unreadable = unreadable.take().or(Some(error)),
-                }
-                Ok(Step::Continue)
+        self.answers(sequence, header.len(), CONTEXT, |_, content| {
+            match content {
+                Content::Ack | Content::Done { .. } => return ControlFlow::Break(()),
+                Content::Data(payload) => items.push(read(payload)),
+                _ => {}
             }
-            _ => Ok(Step::Continue),
+            ControlFlow::Continue(())
         })?;
-        match unreadable {
-            Some(error) => Err(Error::new(ErrorKind::Malformed(error), CONTEXT)),
-            None => Ok(items),
-        }
+        let items: Result<Vec<T>, WireError> = items.into_iter().collect();
+        items.map_err(|error| Error::new(ErrorKind::Malformed(error), CONTEXT))
     }
 
     /// Reads a whole table. The result is complete or an error.
@@ -258,7 +247,7 @@ impl Connection {
             let outcome = self.answers(sequence, header.len(), CONTEXT, |message, content| {
                 interrupted |= message.message.header.flags & NLM_F_DUMP_INTR != 0;
                 match content {
-                    Content::Done { .. } => return Ok(Step::Finished),
+                    Content::Done { .. } => return ControlFlow::Break(()),
                     Content::Data(payload) => {
                         if message.datagram != last_offset {
                             last_offset = message.datagram;
@@ -272,7 +261,7 @@ impl Connection {
                     }
                     _ => {}
                 }
-                Ok(Step::Continue)
+                ControlFlow::Continue(())
             });
             match outcome {
                 Ok(()) if interrupted => {}
@@ -324,13 +313,13 @@ impl Connection {
         self.transport.send(self.encoder.as_slice().get(from..to).unwrap_or_default())
     }
 
-    /// Reads the messages that answer `sequence` until `step` reports the end or the kernel reports an error.
+    /// Reads the messages that answer `sequence` until `step` breaks or the kernel reports an error.
     fn answers(
         &mut self,
         sequence: u32,
         header: usize,
         context: &'static str,
-        mut step: impl FnMut(&Answer<'_>, Content<'_>) -> Result<Step, Error>,
+        mut step: impl FnMut(&Answer<'_>, Content<'_>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let mut datagram = 0_usize;
         // Only answers to this request extend the deadline, so a stream of other messages cannot prolong the wait.
@@ -363,7 +352,7 @@ impl Connection {
                     }
                     Content::Overrun => return Err(Error::new(ErrorKind::StateUnknown, context)),
                     content => {
-                        if matches!(step(&Answer { message, datagram }, content)?, Step::Finished) {
+                        if step(&Answer { message, datagram }, content).is_break() {
                             return Ok(());
                         }
                     }
