@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use crate::connection::{Connection, Sent, after, append_message};
+use crate::connection::{Connection, Sent, after};
 use crate::encode::Encoder;
 use crate::error::{Error, ErrorKind, KernelError, WireError};
 use crate::header::NLM_F_ACK;
@@ -166,13 +166,8 @@ impl<'a> BatchWriter<'a> {
             self.failures.push((index, Outcome::NotSent));
             return index;
         }
-        let start = self.connection.encoder.len();
-        let sequence = self.connection.next_sequence();
-        match append_message(&mut self.connection.encoder, kind, flags & !NLM_F_ACK, sequence, header, body) {
-            Ok(()) => {
-                let end = self.connection.encoder.len();
-                self.pending.push(Pending { index, sent: Sent { start, end, sequence, header: header.len() } });
-            }
+        match self.connection.append(kind, flags & !NLM_F_ACK, header, body) {
+            Ok(sent) => self.pending.push(Pending { index, sent }),
             Err(error) => self.failures.push((index, Outcome::Unsendable(Box::new(error)))),
         }
         if self.pending.len() >= self.chunk_messages || self.connection.encoder.len() >= self.chunk_bytes {
@@ -191,7 +186,7 @@ impl<'a> BatchWriter<'a> {
     fn flush(&mut self) {
         if let Some(last) = self.pending.last().copied() {
             let mut refused: Vec<(usize, KernelError)> = Vec::new();
-            let (others, stopped) = match self.send(last) {
+            let (others, stopped) = match self.connection.send_acknowledged(last.sent, CONTEXT) {
                 Err(error) => (Outcome::NotSent, Some(error)),
                 Ok(()) => match self.collect(last, &mut refused) {
                     Ok(()) => (Outcome::Done, None),
@@ -209,12 +204,6 @@ impl<'a> BatchWriter<'a> {
         }
         self.pending.clear();
         self.connection.encoder.clear();
-    }
-
-    /// Sends the pending requests; the last one asks for an acknowledgement.
-    fn send(&mut self, last: Pending) -> Result<(), Error> {
-        self.connection.ask_for_acknowledgement(last.sent);
-        self.connection.send(0, last.sent.end).map_err(|error| Error::io(CONTEXT, error))
     }
 
     /// Reads answers up to that of the last request. If this fails, the state of every unanswered request is unknown.

@@ -169,12 +169,6 @@ impl Connection {
         self.limits.chunk_messages.min(self.transport.in_flight()).max(1)
     }
 
-    pub(crate) fn next_sequence(&mut self) -> u32 {
-        // Unsolicited messages have sequence number 0.
-        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
-        self.sequence
-    }
-
     /// Sends one request and waits for its acknowledgement.
     ///
     /// `header` is the family's fixed header behind the message header; `body` appends the attributes.
@@ -207,8 +201,8 @@ impl Connection {
     ) -> Result<Vec<T>, Error> {
         const CONTEXT: &str = "netlink request";
         let mut items = Vec::new();
-        let sequence = self.start(kind, flags | NLM_F_ACK, header, body, CONTEXT)?;
-        self.answers(sequence, header.len(), CONTEXT, |_, content| {
+        let request = self.start(kind, flags | NLM_F_ACK, header, body, CONTEXT)?;
+        self.answers(request, CONTEXT, |_, content| {
             match content {
                 Content::Ack | Content::Done { .. } => return ControlFlow::Break(()),
                 Content::Data(payload) => items.push(read(payload)),
@@ -243,8 +237,8 @@ impl Connection {
             let mut last_offset = usize::MAX;
             let mut interrupted = false;
             let mut unreadable = None;
-            let sequence = self.start(kind, flags | NLM_F_DUMP, header, &body, CONTEXT)?;
-            let outcome = self.answers(sequence, header.len(), CONTEXT, |message, content| {
+            let request = self.start(kind, flags | NLM_F_DUMP, header, &body, CONTEXT)?;
+            let outcome = self.answers(request, CONTEXT, |message, content| {
                 interrupted |= message.message.header.flags & NLM_F_DUMP_INTR != 0;
                 match content {
                     Content::Done { .. } => return ControlFlow::Break(()),
@@ -273,7 +267,7 @@ impl Connection {
                 }
                 // A part was lost or truncated (the buffer has grown since). Partial lists are never returned.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::StateUnknown) => {
-                    self.drain(sequence)?;
+                    self.drain(request.sequence)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -300,24 +294,46 @@ impl Connection {
         header: &[u8],
         body: impl FnOnce(&mut Encoder),
         context: &'static str,
-    ) -> Result<u32, Error> {
-        let sequence = self.next_sequence();
+    ) -> Result<Sent, Error> {
         self.encoder.clear();
-        append_message(&mut self.encoder, kind, flags, sequence, header, body)
-            .map_err(|error| Error::new(ErrorKind::Unsendable(error), context))?;
-        self.transport.send(self.encoder.as_slice()).map_err(|error| Error::io(context, error))?;
-        Ok(sequence)
+        let request = self.append(kind, flags, header, body);
+        let request = request.map_err(|error| Error::new(ErrorKind::Unsendable(error), context))?;
+        self.send(context)?;
+        Ok(request)
     }
 
-    pub(crate) fn send(&mut self, from: usize, to: usize) -> io::Result<()> {
-        self.transport.send(self.encoder.as_slice().get(from..to).unwrap_or_default())
+    /// Appends one message to the send buffer, which is unchanged on failure.
+    pub(crate) fn append(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl FnOnce(&mut Encoder),
+    ) -> Result<Sent, WireError> {
+        // Unsolicited messages have sequence number 0.
+        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
+        let (out, sequence) = (&mut self.encoder, self.sequence);
+        let start = out.len();
+        MessageHeader { length: 0, kind, flags: flags | NLM_F_REQUEST, sequence, port: 0 }.put(out);
+        out.bytes(header);
+        out.pad();
+        body(out);
+        let length = u32::try_from(out.len().saturating_sub(start)).unwrap_or(u32::MAX);
+        out.patch(start, &length.to_ne_bytes());
+        out.pad();
+        out.finish().inspect_err(|_| out.truncate(start))?;
+        Ok(Sent { start, end: out.len(), sequence, header: header.len() })
     }
 
-    /// Reads the messages that answer `sequence` until `step` breaks or the kernel reports an error.
+    /// Sends the buffer.
+    fn send(&mut self, context: &'static str) -> Result<(), Error> {
+        self.transport.send(self.encoder.as_slice()).map_err(|error| Error::io(context, error))
+    }
+
+    /// Reads the messages that answer `request` until `step` breaks or the kernel reports an error.
     fn answers(
         &mut self,
-        sequence: u32,
-        header: usize,
+        request: Sent,
         context: &'static str,
         mut step: impl FnMut(&Answer<'_>, Content<'_>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
@@ -332,24 +348,22 @@ impl Connection {
                 self.buffer.resize(length.saturating_mul(2), 0);
                 return Err(Error::new(ErrorKind::Interrupted, context));
             };
+            let refused = |errno, extended, echo: &[u8]| {
+                let error = kernel_error(errno, extended, echo, self.encoder.as_slice(), request.header);
+                Error::new(ErrorKind::Kernel(error), context)
+            };
             datagram = datagram.saturating_add(1);
             let mut ours = false;
             for message in Messages::new(bytes) {
                 let malformed = |error| Error::new(ErrorKind::Malformed(error), context);
                 let message = message.map_err(malformed)?;
-                if message.header.sequence != sequence || message.header.port != self.transport.port() {
+                if message.header.sequence != request.sequence || message.header.port != self.transport.port() {
                     continue; // answers an abandoned request or is not for this socket
                 }
                 ours = true;
                 match message.content().map_err(malformed)? {
-                    Content::Error { errno, extended, echo } => {
-                        let error = kernel_error(errno, extended, echo, self.encoder.as_slice(), header);
-                        return Err(Error::new(ErrorKind::Kernel(error), context));
-                    }
-                    Content::Done { errno, extended } if errno != 0 => {
-                        let error = kernel_error(errno, extended, &[], self.encoder.as_slice(), header);
-                        return Err(Error::new(ErrorKind::Kernel(error), context));
-                    }
+                    Content::Error { errno, extended, echo } => return Err(refused(errno, extended, echo)),
+                    Content::Done { errno, extended } if errno != 0 => return Err(refused(errno, extended, &[])),
                     Content::Overrun => return Err(Error::new(ErrorKind::StateUnknown, context)),
                     content => {
                         if step(&Answer { message, datagram }, content).is_break() {
@@ -413,14 +427,15 @@ impl Connection {
         }
     }
 
-    /// Adds the request for an acknowledgement to a request in the send buffer.
-    pub(crate) fn ask_for_acknowledgement(&mut self, sent: Sent) {
+    /// Sends the buffer, and asks for an acknowledgement of one of its requests.
+    pub(crate) fn send_acknowledged(&mut self, sent: Sent, context: &'static str) -> Result<(), Error> {
         // The flags are bytes 6 and 7 of the message header.
         let flags_at = sent.start.saturating_add(6);
         if let Some(&[a, b]) = self.encoder.as_slice().get(flags_at..flags_at.saturating_add(2)) {
             let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
             self.encoder.patch(flags_at, &flags.to_ne_bytes());
         }
+        self.send(context)
     }
 
     /// Calls `each` for every request that the received datagram answers, with the refusal or `None` on success. `find`
@@ -475,26 +490,6 @@ pub(crate) struct Sent {
 struct Answer<'a> {
     message: Message<'a>,
     datagram: usize,
-}
-
-/// Appends one message. On failure the encoder is unchanged.
-pub(crate) fn append_message(
-    out: &mut Encoder,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    header: &[u8],
-    body: impl FnOnce(&mut Encoder),
-) -> Result<(), WireError> {
-    let start = out.len();
-    MessageHeader { length: 0, kind, flags: flags | NLM_F_REQUEST, sequence, port: 0 }.put(out);
-    out.bytes(header);
-    out.pad();
-    body(out);
-    let length = u32::try_from(out.len().saturating_sub(start)).unwrap_or(u32::MAX);
-    out.patch(start, &length.to_ne_bytes());
-    out.pad();
-    out.finish().inspect_err(|_| out.truncate(start))
 }
 
 /// Builds the error for a refused `request`, with the path of the refused attribute.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::connection::{Connection, Sent, after, append_message};
+use crate::connection::{Connection, Sent, after};
 use crate::encode::Encoder;
 use crate::error::{Error, ErrorKind, KernelError, WireError};
 use crate::header::NLM_F_ACK;
@@ -83,11 +83,7 @@ impl<'a> TogetherWriter<'a> {
         body: impl FnOnce(&mut Encoder),
     ) -> Result<usize, WireError> {
         let place = self.sent.len();
-        let start = self.connection.encoder.len();
-        let sequence = self.connection.next_sequence();
-        append_message(&mut self.connection.encoder, kind, flags & !NLM_F_ACK, sequence, header, body)?;
-        let end = self.connection.encoder.len();
-        self.sent.push(Sent { start, end, sequence, header: header.len() });
+        self.sent.push(self.connection.append(kind, flags & !NLM_F_ACK, header, body)?);
         Ok(place)
     }
 
@@ -109,8 +105,7 @@ impl<'a> TogetherWriter<'a> {
             self.connection.encoder.clear();
             return Err(Error::new(ErrorKind::TooLarge { bytes, limit }, CONTEXT));
         }
-        self.connection.ask_for_acknowledgement(last);
-        self.connection.send(0, bytes).map_err(|error| Error::io(CONTEXT, error))?;
+        self.connection.send_acknowledged(last, CONTEXT)?;
         let mut refused = Vec::new();
         let answered = self.collect(first, last, &mut refused);
         self.connection.encoder.clear();
