@@ -261,6 +261,12 @@ impl Index {
         lower(frontend, self.slots.get(&frontend.key).unwrap_or(&Slots::default()))
     }
 
+    /// Whether connections to a Frontend are sent to an endpoint.
+    pub(super) fn leads_on(&self, frontend: &Frontend) -> bool {
+        let none = Slots::default();
+        Treatment::from_frontend(frontend, self.slots.get(&frontend.key).unwrap_or(&none)).picks().next().is_some()
+    }
+
     /// Rebuilds everything to release memory. Call it after a large change.
     pub(super) fn compact(&mut self) {
         pack(&mut self.needs);

@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use super::index::Index;
 use super::layout::Layout;
-use super::lower::Treatment;
 use super::observed::{Observed, read};
 use super::plan::{NftablesPlan, TablePlan, write_table};
-use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
@@ -20,7 +18,7 @@ use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::safeguard::Kernel;
-use crate::service::{Compiled, Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts};
+use crate::service::{Compiled, Desired, NO_ROOM_TO_STAY, NodeFacts};
 use crate::snapshot::HostAddresses;
 
 #[derive(Debug, Default)]
@@ -128,7 +126,7 @@ impl Mode {
             if let Some(known) = &mut self.known {
                 for key in table.frontends.0.keys() {
                     match desired.frontend(key).filter(|_| table.fate != Fate::Delete) {
-                        Some(frontend) => drop(known.frontends.insert(*key, !is_without_endpoints(frontend))),
+                        Some(frontend) => drop(known.frontends.insert(*key, self.index.leads_on(frontend))),
                         None => drop(known.frontends.remove(key)),
                     }
                 }
@@ -294,8 +292,4 @@ impl modes::Mode for Mode {
     fn kind(&self) -> Kind {
         Kind::Nftables
     }
-}
-
-fn is_without_endpoints(frontend: &Frontend) -> bool {
-    Treatment::from_frontend(frontend, &Slots::keeping(&HeldSlots::default(), frontend, false)).picks().next().is_none()
 }
