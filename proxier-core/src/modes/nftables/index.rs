@@ -8,7 +8,7 @@ use nftables::Set;
 
 use super::layout::Layout;
 use super::lower::{Item, SetName, Treatment, concat, lower};
-use super::observed::Observed;
+use super::observed::{Observed, sorted};
 use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, toggle};
@@ -184,11 +184,13 @@ impl Index {
     }
 
     /// Gives endpoints the slots that they have in the kernel, if these can be kept.
-    pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, HeldSlots>) {
+    pub(super) fn adopt(&mut self, desired: &Desired, family: Family, observed: &Observed) {
+        let picked = observed.picked().collect();
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
             let old = self.slots.remove(&key).unwrap_or_default();
-            let new = Slots::keeping(&held.remove(&key).unwrap_or_default().in_turn(&old), frontend, old.is_over_limit);
+            let held = observed.slots(&key, &picked).in_turn(&old);
+            let new = Slots::keeping(&held, frontend, old.is_over_limit);
             for (slots, adds) in [(&new, true), (&old, false)].into_iter().filter(|_| new != old) {
                 for need in needs(frontend, slots) {
                     self.count(&need, adds);
@@ -238,7 +240,7 @@ impl Index {
     /// What changed, with its last written value, in the form of a table that was read.
     pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
         let family = layout.family;
-        let (mut elements, mut shape): (BTreeMap<SetName, BTreeMap<_, _>>, _) = (BTreeMap::new(), Shape::default());
+        let (mut elements, mut shape): (BTreeMap<SetName, Vec<_>>, _) = (BTreeMap::new(), Shape::default());
         let before = changes.differing(desired).filter_map(|(before, _)| before);
         let before = before.filter(|frontend| frontend.key.family() == family);
         let gone = self.changed.iter().filter(|need| need.family() == family && !self.needs.contains_key(*need));
@@ -251,9 +253,10 @@ impl Index {
         let none = Slots::default();
         let items = before.flat_map(|frontend| lower(frontend, self.written.get(&frontend.key).unwrap_or(&none)));
         let items = items.chain(gone.filter_map(Need::item));
-        for Item { set, key, data } in items {
-            elements.entry(set).or_default().insert(key, data);
+        for item in items {
+            elements.entry(item.set).or_default().push(item.into_element());
         }
+        let elements = elements.into_iter().map(|(set, elements)| (set, sorted(elements))).collect();
         Observed { elements, shape, is_other: false }
     }
 

@@ -120,7 +120,8 @@ fn fields(key: &FrontendKey) -> [Value; 3] {
     [key.address.into(), Value::byte(number(key.protocol).0), Value::port(key.port)]
 }
 
-fn with(key: &FrontendKey, more: &[Value]) -> Value {
+/// The key of a Frontend's element, or the start of it.
+pub(super) fn with(key: &FrontendKey, more: &[Value]) -> Value {
     let [address, protocol, port] = fields(key);
     match more {
         [] => concat(&[address, protocol, port]),

@@ -214,8 +214,7 @@ impl modes::Mode for Mode {
         let generation = Some(ports.tables.generation().map_err(unread).ok()?);
         let read = std::mem::take(&mut self.read);
         for (family, observed) in &read {
-            let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
-            self.index.adopt(pass.desired, *family, held);
+            self.index.adopt(pass.desired, *family, observed.as_ref().unwrap_or(&Observed::default()));
         }
         report.limited = self.limited(&pass);
         if pass.full {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use nftables::{ChainKey, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
+use nftables::{ChainKey, Element, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
-use super::lower::{SetName, number};
+use super::lower::{Item, SetName, number, with};
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
@@ -18,8 +18,8 @@ use crate::service::NodeFacts;
 
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Observed {
-    /// Elements by set, without sets of slots, which rules write and which never count as drift.
-    pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
+    /// Elements by set, sorted by key, without sets of slots, which rules write and which never count as drift.
+    pub(super) elements: BTreeMap<SetName, Vec<Element>>,
     pub(super) shape: Shape,
     /// The table can only be created again.
     pub(super) is_other: bool,
@@ -31,64 +31,76 @@ impl Observed {
         let (shape, elements) = Shape::read(snapshot)?;
         let is_other = shape.is_other(layout);
         let elements = elements.into_iter().filter_map(|(name, elements)| {
-            let elements = elements.into_iter().map(|element| (element.key, element.data));
-            Some((SetName::by_name(&name)?, elements.collect()))
+            let set = SetName::by_name(&name)?;
+            let bare = |element: Element| Item { set, key: element.key, data: element.data }.into_element();
+            Some((set, sorted(elements.into_iter().map(bare).collect())))
         });
         Some(Observed { elements: elements.collect(), shape, is_other })
     }
 
-    /// The slots of endpoints, and the capacity of the chain that chooses among them, by Frontend.
-    pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, HeldSlots> {
-        let mut all: BTreeMap<FrontendKey, HeldSlots> = BTreeMap::new();
-        for (key, data) in self.elements.get(&SetName::Endpoints).into_iter().flatten() {
-            let (Some((frontend, rest)), Some(ElementData::Value(data))) = (split(key, family), data) else { continue };
-            let place = rest.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
-            let (Some((is_local, slot)), Some(endpoint)) = (place.map(slot_at), endpoint(data.as_bytes(), family))
-            else {
-                continue;
-            };
-            let held = all.entry(frontend).or_default();
-            held.of_mut(is_local).slots.entry(endpoint).or_default().insert(slot);
-        }
-        for (key, data) in self.elements.get(&SetName::Services).into_iter().flatten() {
-            let (Some((frontend, _)), Some(ElementData::Verdict(Verdict::Goto(chain)))) = (split(key, family), data)
-            else {
-                continue;
-            };
-            for is_local in [false, true] {
-                if let (Some(held), Some(most)) = (all.get_mut(&frontend), most_of(chain.as_str(), is_local)) {
-                    held.of_mut(is_local).most = Some(most);
-                }
-            }
-        }
-        for (pick, key) in self.picked() {
-            if let Some(held) = split(key, family).and_then(|(frontend, _)| all.get_mut(&frontend)) {
-                held.of_mut(pick.is_local).most = Some(pick.most);
-            }
-        }
-        all
+    pub(super) fn of(&self, set: SetName) -> &[Element] {
+        self.elements.get(&set).map(Vec::as_slice).unwrap_or_default()
     }
 
-    pub(super) fn picked(&self) -> impl Iterator<Item = (Pick, &ElementKey)> {
+    /// The index of an element in its set.
+    pub(super) fn place(&self, set: SetName, key: &ElementKey) -> Option<usize> {
+        self.of(set).binary_search_by(|element| element.key.cmp(key)).ok()
+    }
+
+    /// The slots of a Frontend's endpoints, and the capacity of the chain that chooses among them. `picked`: the chains
+    /// that Frontends enter through their sets ([`Observed::picked`]), by key.
+    pub(super) fn slots(&self, frontend: &FrontendKey, picked: &BTreeMap<&ElementKey, Pick>) -> HeldSlots {
+        let mut held = HeldSlots::default();
+        let (key, family) = (ElementKey::Value(with(frontend, &[])), frontend.family());
+        let endpoints = self.of(SetName::Endpoints);
+        let first = endpoints.partition_point(|element| element.key < key);
+        for element in endpoints.iter().skip(first) {
+            let Some((_, rest)) = split(&element.key, family).filter(|(of, _)| of == frontend) else { break };
+            let place = rest.first_chunk::<4>().map(|bytes| slot_at(u32::from_ne_bytes(*bytes)));
+            if let (Some((is_local, slot)), Some(ElementData::Value(data))) = (place, &element.data)
+                && let Some(endpoint) = endpoint(data.as_bytes(), family)
+            {
+                held.of_mut(is_local).slots.entry(endpoint).or_default().insert(slot);
+            }
+        }
+        if held.cluster.slots.is_empty() && held.local.slots.is_empty() {
+            return held;
+        }
+        let service = self.place(SetName::Services, &key).and_then(|place| self.of(SetName::Services).get(place));
+        if let Some(ElementData::Verdict(Verdict::Goto(chain))) = service.and_then(|element| element.data.as_ref()) {
+            for is_local in [false, true] {
+                held.of_mut(is_local).most = most_of(chain.as_str(), is_local);
+            }
+        }
+        if let Some(pick) = picked.get(&key) {
+            held.of_mut(pick.is_local).most = Some(pick.most);
+        }
+        held
+    }
+
+    pub(super) fn picked(&self) -> impl Iterator<Item = (&ElementKey, Pick)> {
         let sets = self.elements.iter().filter_map(|(set, elements)| match set {
             SetName::Picked(pick) => Some((*pick, elements)),
             _ => None,
         });
-        sets.flat_map(|(pick, elements)| elements.keys().map(move |key| (pick, key)))
+        sets.flat_map(|(pick, elements)| elements.iter().map(move |element| (&element.key, pick)))
     }
 
     /// The Frontends that it serves, and whether they have endpoints.
     pub(super) fn frontends(&self, family: Family) -> BTreeMap<FrontendKey, bool> {
-        let keys = |set: SetName| {
-            let elements = self.elements.get(&set).into_iter().flat_map(BTreeMap::keys);
-            elements.filter_map(move |key| frontend_of(set, key, family))
-        };
+        let keys = |set: SetName| self.of(set).iter().filter_map(move |element| frontend_of(set, &element.key, family));
         let without = keys(SetName::Rejected).chain(keys(SetName::Dropped)).map(|key| (key, false));
         let mut served: BTreeMap<FrontendKey, bool> = without.collect();
-        let picked = self.picked().filter_map(|(_, key)| split(key, family)).map(|(key, _)| key);
+        let picked = self.picked().filter_map(|(key, _)| split(key, family)).map(|(key, _)| key);
         served.extend(keys(SetName::Services).chain(picked).map(|key| (key, true)));
         served
     }
+}
+
+/// The elements of a set, sorted by key.
+pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
+    elements.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    elements
 }
 
 /// Reads a family's table; `None` if it does not exist.
@@ -160,8 +172,8 @@ pub(crate) fn list_frontends(
         for key in observed.frontends(family).into_keys() {
             all.entry(key).or_default().add(None);
         }
-        for (key, data) in observed.elements.get(&SetName::Endpoints).into_iter().flatten() {
-            if let (Some((key, _)), Some(ElementData::Value(value))) = (split(key, family), data) {
+        for element in observed.of(SetName::Endpoints) {
+            if let (Some((key, _)), Some(ElementData::Value(value))) = (split(&element.key, family), &element.data) {
                 all.entry(key).or_default().add(endpoint(value.as_bytes(), family));
             }
         }

@@ -79,16 +79,17 @@ impl TablePlan {
             return plan;
         }
         // What remains of these in the end is deleted.
-        let mut elements: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
-            before.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
+        let mut elements: BTreeMap<SetName, Vec<Option<&Element>>> =
+            before.elements.iter().map(|(set, elements)| (*set, elements.iter().map(Some).collect())).collect();
         let is_fixed = |name: &&str| SetName::FIXED.into_iter().any(|set| set.name() == *name);
         let sets = before.shape.sets.keys().map(String::as_str);
         let mut sets: BTreeSet<&str> = sets.filter(|name| !is_fixed(name)).collect();
         let mut there: BTreeMap<&str, &Vec<Rule>> =
             before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).collect();
         let mut compare = |plan: &mut TablePlan, item: Item| {
-            match elements.get_mut(&item.set).and_then(|elements| elements.remove(&item.key)) {
-                Some(data) if *data == item.data => return false,
+            let place = before.place(item.set, &item.key);
+            match place.and_then(|place| elements.get_mut(&item.set)?.get_mut(place)?.take()) {
+                Some(element) if element.data == item.data => return false,
                 Some(_) => plan.delete(item.set, item.key.clone()),
                 None => {}
             }
@@ -112,7 +113,9 @@ impl TablePlan {
             chains.extend(chain);
             plan.sets.extend(need.set(&plan.layout).filter(|set| !sets.remove(set.key.name.as_str())));
         }
-        for (set, key) in elements.into_iter().flat_map(|(set, of)| of.into_keys().map(move |key| (set, key))) {
+        let left =
+            elements.into_iter().flat_map(|(set, of)| of.into_iter().flatten().map(move |left| (set, &left.key)));
+        for (set, key) in left {
             differing.extend(frontend_of(set, key, family));
             plan.delete(set, key.clone());
         }
@@ -175,10 +178,10 @@ impl TablePlan {
         let mut needed = BTreeSet::new();
         let (mut found, mut entered): (Vec<&str>, BTreeSet<Pick>) = (Vec::new(), BTreeSet::new());
         for (set, elements) in &observed.elements {
-            for (key, data) in elements {
-                match (set, data) {
-                    (SetName::Picked(pick), _) if is_held(*set, key) => drop(entered.insert(*pick)),
-                    (_, Some(ElementData::Verdict(Verdict::Goto(chain)))) if is_held(*set, key) => {
+            for element in elements.iter().filter(|element| is_held(*set, &element.key)) {
+                match (set, &element.data) {
+                    (SetName::Picked(pick), _) => drop(entered.insert(*pick)),
+                    (_, Some(ElementData::Verdict(Verdict::Goto(chain)))) => {
                         found.push(chain.as_str());
                     }
                     _ => {}
