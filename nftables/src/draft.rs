@@ -171,7 +171,7 @@ impl Draft {
                 let name = of.id.and_then(|id| anonymous.get(&id)).unwrap_or(&of.set.key.name).clone();
                 let elements = self.elements(&SetKey { name, ..of.set.key.clone() })?;
                 for element in of.elements.iter() {
-                    elements.entry(element.key.clone()).or_insert_with(|| element.clone());
+                    elements.entry(element.key.clone()).or_insert(element);
                 }
             }
             Operation::DeleteElements(of) => {

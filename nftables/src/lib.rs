@@ -146,10 +146,11 @@ pub use error::{Error, ErrorKind, Part, Refusal};
 pub use events::{Change, Event, Events};
 pub use expr::{Expression, Register, SetReference};
 pub use model::{
-    BaseChain, Chain, ChainKey, ChainType, DataType, Element, ElementData, ElementExtras, ElementKey, Family, Field,
-    FieldTypes, Flowtable, FlowtableFlags, FlowtableKey, Hook, InvalidValue, MapData, Name, Object, ObjectData,
-    ObjectKey, ObjectType, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet, ObservedTable,
-    Policy, Priority, Rule, Set, SetFlags, SetKey, SetPolicy, Table, TableFlags, TableKey, Value, Verdict,
+    BaseChain, Chain, ChainKey, ChainType, DataType, Element, ElementData, ElementExtras, ElementKey, ElementList,
+    Family, Field, FieldTypes, Flowtable, FlowtableFlags, FlowtableKey, Hook, InvalidValue, MapData, Name, Object,
+    ObjectData, ObjectKey, ObjectType, ObservedChain, ObservedFlowtable, ObservedObject, ObservedRule, ObservedSet,
+    ObservedTable, Policy, Priority, Rule, Set, SetFlags, SetKey, SetPolicy, Table, TableFlags, TableKey, Value,
+    Verdict,
 };
 pub use operand::Operand;
 pub use snapshot::{SetContents, TableSnapshot};

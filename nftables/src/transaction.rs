@@ -10,8 +10,8 @@ use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, Se
 use crate::error::Part;
 use crate::expr::{Expression, SetReference};
 use crate::model::{
-    Chain, ChainKey, Element, ElementKey, Family, Flowtable, FlowtableKey, InvalidValue, MapData, Name, Object,
-    ObjectKey, Rule, Set, SetFlags, SetKey, Table, TableKey,
+    Chain, ChainKey, Element, ElementKey, ElementList, Family, Flowtable, FlowtableKey, InvalidValue, MapData, Name,
+    Object, ObjectKey, Rule, Set, SetFlags, SetKey, Table, TableKey,
 };
 use crate::uapi;
 use crate::userdata;
@@ -80,7 +80,7 @@ pub(crate) struct Elements {
     pub(crate) set: Arc<Set>,
     /// The set's number, if it is created in the same transaction.
     pub(crate) id: Option<u32>,
-    pub(crate) elements: Arc<Vec<Element>>,
+    pub(crate) elements: Arc<ElementList>,
 }
 
 /// Changes that are applied together, in order. [`Client::commit`](crate::Client::commit) sends them.
@@ -275,7 +275,7 @@ impl Transaction {
         set.key.name = Name::new(pattern)?;
         let reference = self.push_set(set.clone(), Present::Keep);
         self.push(Operation::AddElements(
-            Elements { set: Arc::new(set), id: reference.id, elements: Arc::new(elements) },
+            Elements { set: Arc::new(set), id: reference.id, elements: Arc::new(elements.into_iter().collect()) },
             Present::Keep,
         ));
         Ok(reference)
@@ -313,7 +313,7 @@ impl Transaction {
     }
 
     /// Adds shared elements to a shared set: [`add_elements`](Transaction::add_elements) without copies.
-    pub fn add_shared_elements(&mut self, set: Arc<Set>, elements: Arc<Vec<Element>>) -> &mut Self {
+    pub fn add_shared_elements(&mut self, set: Arc<Set>, elements: Arc<ElementList>) -> &mut Self {
         self.push(Operation::AddElements(Elements { set, id: None, elements }, Present::Keep))
     }
 
@@ -480,7 +480,7 @@ impl Operation {
                 userdata::check(comment.as_deref(), set_userdata(&bare).len())
             }
             Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => {
-                elements.elements.iter().try_for_each(|element| elements.check(element))
+                elements.elements.whole().iter().try_for_each(|element| elements.check(element))
             }
             Operation::AddObject(object, _) => {
                 object.data.check()?;
@@ -674,11 +674,11 @@ impl Elements {
         let start = out.len();
         let mut written = from;
         out.nest(ElemListAttr::ELEMENTS, |out| {
-            for element in self.elements.get(from..).unwrap_or_default() {
+            for element in self.elements.from(from) {
                 if out.len().saturating_sub(start) >= MESSAGE_BYTES {
                     break;
                 }
-                put_element(out, form, element);
+                put_element(out, form, &element);
                 written = written.saturating_add(1);
             }
         });

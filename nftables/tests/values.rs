@@ -6,8 +6,8 @@ use std::sync::Arc;
 use nftables::expr::{CmpOp, HeaderBase, MetaKey, Reject};
 use nftables::fake::FakeNftables;
 use nftables::{
-    Client, DataType, Element, Expression, Family, Field, Hook, L4Protocol, Name, Operand, Policy, Register, Rule, Set,
-    SetPolicy, TableKey, Transaction, Value, rule,
+    Client, DataType, Element, ElementData, ElementKey, ElementList, Expression, Family, Field, Hook, L4Protocol, Name,
+    Operand, Policy, Register, Rule, Set, SetPolicy, TableKey, Transaction, Value, Verdict, rule,
 };
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "only some of its tables are needed here")]
@@ -93,7 +93,7 @@ fn a_match_that_nft_would_not_add_is_said() {
 
 #[test]
 fn shared_elements_are_not_copied() {
-    let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
+    let ports = Arc::new([22, 443].map(|port| Element::value(Value::port(port))).into_iter().collect());
     let open = Arc::new(Set::typeof_set("inet t open".parse().unwrap(), &[Operand::DPORT]).unwrap());
     let mut transaction = Transaction::new();
     transaction.add_shared_elements(Arc::clone(&open), Arc::clone(&ports));
@@ -103,7 +103,28 @@ fn shared_elements_are_not_copied() {
     );
 }
 
-/// A plan has one of these for every endpoint of every Service.
+#[test]
+fn a_list_has_elements_of_every_kind() {
+    let port = |port| Element::value(Value::port(port));
+    let (mut empty, mut dropped) = (port(3), port(4));
+    empty.data = Some(ElementData::Value(Value::EMPTY));
+    dropped.data = Some(ElementData::Verdict(Verdict::Drop));
+    let all = [
+        port(1),
+        port(2).maps_to(Value::byte(7)),
+        empty,
+        dropped,
+        Element::range(Value::port(5), Value::port(9)),
+        port(10).comment("DNS"),
+        Element::value(Value::new(&[7; 64]).unwrap()),
+        Element::new(ElementKey::CatchAll),
+    ];
+    let list: ElementList = all.iter().cloned().collect();
+    assert_eq!(list.iter().collect::<Vec<_>>(), all);
+    assert_eq!((list.get(4), list.get(all.len())), (Some(all[4].clone()), None));
+}
+
+/// A table that is read has one of these for every endpoint of every Service.
 #[test]
 #[cfg(target_pointer_width = "64")]
 fn an_element_takes_80_bytes() {

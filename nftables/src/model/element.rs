@@ -176,6 +176,10 @@ impl Element {
         Ok(Element::range(first, last))
     }
 
+    pub(crate) fn has_extras(&self) -> bool {
+        self.extras.is_some()
+    }
+
     pub(crate) fn forget_expiration(&mut self) {
         if let Some(extras) = &mut self.extras {
             extras.expiration = None;

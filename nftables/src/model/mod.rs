@@ -3,6 +3,7 @@
 mod chain;
 mod datatype;
 mod element;
+mod element_list;
 mod flowtable;
 mod key;
 mod object;
@@ -15,6 +16,7 @@ pub use chain::{BaseChain, Chain, ChainType, Hook, ObservedChain, Policy, Priori
 pub(crate) use datatype::padded;
 pub use datatype::{ByteOrder, DataType, Field, FieldTypes};
 pub use element::{Element, ElementData, ElementExtras, ElementKey, Verdict};
+pub use element_list::ElementList;
 pub use flowtable::{Flowtable, FlowtableFlags, ObservedFlowtable};
 pub use key::{ChainKey, Family, FlowtableKey, Name, ObjectKey, SetKey, TableKey};
 pub use object::{Object, ObjectData, ObjectType, ObservedObject};

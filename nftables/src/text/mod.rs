@@ -8,6 +8,7 @@ mod rule;
 mod statement;
 mod value;
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -472,7 +473,7 @@ impl TableSnapshot {
         }
         let sets = |wanted: &SetReference| {
             let found = self.sets.iter().find(|contents| contents.set.set.key.name == wanted.name)?;
-            Some((&found.set.set, found.elements.as_slice()))
+            Some((&found.set.set, Cow::Borrowed(found.elements.as_slice())))
         };
         let bound = |name: &Name| {
             let chain =
@@ -504,15 +505,15 @@ fn block(lines: &[String]) -> String {
 }
 
 /// A set of a transaction, and its elements if it is anonymous: rules refer to those by number.
-fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'a Set, &'a [Element])> {
+fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'a Set, Cow<'a, [Element]>)> {
     transaction.operations.iter().find_map(|operation| match operation {
         Operation::AddElements(Elements { set, id, elements }, _)
             if set.flags.contains(SetFlags::ANONYMOUS) && id.is_some() && *id == wanted.id =>
         {
-            Some((&**set, elements.as_slice()))
+            Some((&**set, elements.iter().collect()))
         }
         Operation::AddSet(set, _, _) if !set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name => {
-            Some((set, &[]))
+            Some((set, Cow::default()))
         }
         _ => None,
     })
@@ -620,7 +621,8 @@ impl Transaction {
 
 impl Elements {
     fn command(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, wordless) = braces(&self.set, self.elements.iter(), form(&self.set, None));
+        let elements: Vec<Element> = self.elements.iter().collect();
+        let (text, wordless) = braces(&self.set, &elements, form(&self.set, None));
         if self.elements.is_empty() {
             writeln!(f, "# no elements for set {}", self.set.key)?;
         }

@@ -1,5 +1,6 @@
 //! Expressions in nft's syntax. Tracks what each register holds, and prints it where it is used.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use super::fields::whole;
@@ -53,7 +54,7 @@ enum Operator {
 }
 
 /// A set, and its elements if it is anonymous. `None` if unknown.
-type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [Element])>;
+type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, Cow<'a, [Element]>)>;
 
 /// Parts of a table to which rules refer.
 #[derive(Clone, Copy)]
@@ -316,7 +317,7 @@ impl<'a> Writer<'a> {
         {
             let mut known = known.clone();
             known.key_type = self.key_types(&known.key_type);
-            return anonymous_braces(&known, elements, Form { data_numbers: self.is_set_by_map, ..form });
+            return anonymous_braces(&known, &elements, Form { data_numbers: self.is_set_by_map, ..form });
         }
         (!set.name.as_str().starts_with("__")).then(|| set_name(&set.name))
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nftables::{Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
+use nftables::{Element, ElementData, ElementKey, ElementList, Expression, Rule, Set, TableKey, Verdict};
 
 use super::index::{Index, frontends};
 use super::layout::{Layout, SERVICES};
@@ -49,7 +49,7 @@ pub(super) struct TablePlan {
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
     /// Shared with the transaction, because for a whole table they take most of a pass's memory.
-    add: BTreeMap<SetName, Arc<Vec<Element>>>,
+    add: BTreeMap<SetName, Arc<ElementList>>,
     pub(super) frontends: FrontendChanges,
 }
 
@@ -172,7 +172,7 @@ impl TablePlan {
             keys.retain(|key| !is_held(*set, key) && !is_shared(*set, key));
         }
         for (set, elements) in &mut self.add {
-            Arc::make_mut(elements).retain(|element| !is_held(*set, &element.key));
+            *elements = Arc::new(elements.iter().filter(|element| !is_held(*set, &element.key)).collect());
         }
         self.frontends.0.retain(|key, _| !held.contains(key));
         let mut needed = BTreeSet::new();
@@ -284,7 +284,7 @@ impl table::Changes for TablePlan {
         let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
         for (set, elements) in &mut self.add {
-            Arc::make_mut(elements).retain(|element| !is_it(*set, &element.key));
+            *elements = Arc::new(elements.iter().filter(|element| !is_it(*set, &element.key)).collect());
         }
         self.frontends.0.retain(|key, _| !parts.contains(key));
     }
