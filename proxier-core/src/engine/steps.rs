@@ -58,6 +58,11 @@ impl Reconciler {
     pub(super) fn refresh_desired(&mut self, now: Moment) -> RefreshOutcome {
         let changed = std::mem::take(&mut self.backlog.services);
         let mut refreshed = RefreshOutcome::default();
+        let is_first = !self.is_settled() && !changed.is_empty();
+        if is_first {
+            // What is compiled takes the memory that this frees.
+            self.store.compact();
+        }
         self.refresh(&changed, &mut refreshed);
         let mut services = BTreeSet::new();
         let (settings, lost) = (&self.options.mass_removal, &mut self.safeguards.own.lost);
@@ -71,9 +76,10 @@ impl Reconciler {
             self.refresh(&services, &mut refreshed);
         }
         self.desired.without_affinity = self.mode.without_affinity();
-        if !self.is_settled() && !changed.is_empty() {
+        if is_first {
             // A first plan takes most memory: before it, what the objects took without need goes.
-            self.compact();
+            self.desired.compact();
+            self.mode.compact();
         }
         refreshed
     }

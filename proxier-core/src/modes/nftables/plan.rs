@@ -12,7 +12,7 @@ use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of, read};
 use super::pick::Pick;
 use crate::modes::Work;
-use crate::modes::shared::frontends::FrontendChanges;
+use crate::modes::shared::frontends::{FrontendChanges, change};
 use crate::modes::shared::table::{
     self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, WriteOutcome, is_kind_of, write,
 };
@@ -96,12 +96,14 @@ impl TablePlan {
             plan.add(item);
             true
         };
-        let mut differing = BTreeSet::new();
+        let mut differing = Vec::new();
         for frontend in frontends(desired, family, changes) {
+            let mut differs = false;
             for item in index.lower(frontend) {
-                if compare(&mut plan, item) {
-                    differing.insert(frontend.key);
-                }
+                differs |= compare(&mut plan, item);
+            }
+            if differs {
+                differing.push(frontend.key);
             }
         }
         let mut chains = index.fixed_chains(&plan.layout, changes.is_some());
@@ -125,10 +127,11 @@ impl TablePlan {
         plan.delete_sets = sets.into_iter().map(str::to_owned).collect();
         let is_read = changes.is_none() && !differing.is_empty();
         let served = if is_read { before.frontends(family) } else { BTreeMap::new() };
-        for key in differing {
+        let noted = differing.into_iter().map(|key| {
             let was_written = changes.is_some_and(|changes| changes.written(&key, None).is_some());
-            plan.frontends.note(key, was_written || served.contains_key(&key), desired.frontend(&key));
-        }
+            (key, change(was_written || served.contains_key(&key), desired.frontend(&key)))
+        });
+        plan.frontends = FrontendChanges(noted.collect());
         plan
     }
 

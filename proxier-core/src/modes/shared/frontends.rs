@@ -15,14 +15,8 @@ use crate::service::{Desired, Frontend};
 pub(crate) struct FrontendChanges(pub(crate) BTreeMap<FrontendKey, (Action, usize)>);
 
 impl FrontendChanges {
-    /// Notes a change of a Frontend that existed or not, and should be as in `after`.
     pub(crate) fn note(&mut self, key: FrontendKey, was_there: bool, after: Option<&Frontend>) {
-        let action = match (was_there, after) {
-            (_, None) => Action::Delete,
-            (false, Some(_)) => Action::Add,
-            (true, Some(_)) => Action::Change,
-        };
-        self.0.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
+        self.0.insert(key, change(was_there, after));
     }
 
     pub(crate) fn operation(&self, key: &FrontendKey) -> Operation<'static> {
@@ -39,6 +33,16 @@ impl FrontendChanges {
             applied.count(Part::Frontend, *action, 1);
         }
     }
+}
+
+/// The change of a Frontend that existed or not, and should be as in `after`, with the number of its endpoints.
+pub(crate) fn change(was_there: bool, after: Option<&Frontend>) -> (Action, usize) {
+    let action = match (was_there, after) {
+        (_, None) => Action::Delete,
+        (false, Some(_)) => Action::Add,
+        (true, Some(_)) => Action::Change,
+    };
+    (action, after.map_or(0, |frontend| frontend.endpoints().len()))
 }
 
 /// Counts one more user of an object, or one less. Returns whether it is the first, or was the last.
