@@ -362,12 +362,8 @@ impl Watcher {
         }
     }
 
-    /// All objects have arrived, as of this version; others were deleted.
+    /// All objects have arrived, as of this version.
     async fn end_list(&self, progress: &mut Progress, version: String, is_empty: bool) -> Result<(), Closed> {
-        let gone: Vec<Change> = progress.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
-        for change in unannounced(gone) {
-            self.changes.send(change).await?;
-        }
         progress.broken = 0;
         self.counters.worked(self.resource.awaited());
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
@@ -379,11 +375,15 @@ impl Watcher {
             return Ok(());
         }
         progress.next = NextRequest::Watch(version);
-        self.listed().await
+        self.listed(&mut progress.known).await
     }
 
-    /// The list is accepted.
-    async fn listed(&self) -> Result<(), Closed> {
+    /// The list is accepted; objects that it lacks were deleted.
+    async fn listed(&self, known: &mut Versions) -> Result<(), Closed> {
+        let gone: Vec<Change> = known.end_list().iter().map(|key| self.resource.gone(key)).collect();
+        for change in unannounced(gone) {
+            self.changes.send(change).await?;
+        }
         if let Some(kind) = self.resource.stored_kind() {
             self.changes.send(Change::Listed(kind)).await?;
         }
@@ -403,7 +403,7 @@ impl Watcher {
     async fn confirm(&self, progress: &mut Progress) -> Result<(), Closed> {
         let NextRequest::Unconfirmed(version) = &mut progress.next else { return Ok(()) };
         progress.next = NextRequest::Watch(std::mem::take(version));
-        self.listed().await
+        self.listed(&mut progress.known).await
     }
 
     /// Records an object of a list or an event, and reports it if it is new or changed.

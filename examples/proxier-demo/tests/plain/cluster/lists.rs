@@ -162,6 +162,31 @@ async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
     watching.ends_with(&server).await;
 }
 
+/// Few Services are removed at once, so an empty answer by mistake would take them all away for a moment.
+#[tokio::test]
+async fn an_empty_later_list_takes_nothing_away_before_its_version_can_be_watched() {
+    let server = three_services();
+    let mut watching = settled(&server, quick()).await;
+    let version = server.version().to_string();
+    server.outage(true);
+    server.put(&service("d", 80));
+    server.compact();
+    let empty = json!({"kind": "ServiceList", "metadata": {"resourceVersion": version}, "items": []});
+    server.fail_next("services", Verb::List, Fault::Text(empty.to_string()));
+    server.outage(false);
+    assert_eq!(until_listed(&mut watching).await, "list: list: +d");
+    // One that can be watched is believed.
+    server.outage(true);
+    for name in ["a", "b", "c", "d"] {
+        server.delete_silently("services", "default", name);
+    }
+    server.compact();
+    server.outage(false);
+    let gone = until_listed(&mut watching).await;
+    assert!(gone.starts_with("list: -") && gone.matches(" -").count() == 4, "{gone}");
+    watching.ends_with(&server).await;
+}
+
 #[tokio::test]
 async fn a_slow_server_is_waited_for() {
     let server = shop();
