@@ -249,6 +249,11 @@ mod tests {
         ]});
         assert_eq!(health.api_server().unwrap(), expected);
         assert!(failing() >= 120.0);
+        // The clock is set back by an hour.
+        api.failed("servicecidrs", now + Duration::from_secs(3600), "refused");
+        api.failed("servicecidrs", now, "refused");
+        assert_eq!(health.api_server().unwrap()["failing"].as_array().map(Vec::len), Some(3));
+        api.worked("servicecidrs");
         api.worked("nodes");
         api.worked("services");
         assert_eq!((said(), health.api_server().unwrap()["answers"].clone(), failing()), (None, json!(true), 0.0));

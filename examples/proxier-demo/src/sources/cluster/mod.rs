@@ -153,6 +153,8 @@ impl Counters {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failing = self.failing();
         let of_kind = failing.entry(kind).or_insert_with(|| Failing { since: at, error: String::new() });
+        // The clock may have been set back.
+        of_kind.since = of_kind.since.min(at);
         error.clone_into(&mut of_kind.error);
     }
 
