@@ -10,11 +10,14 @@ mod route;
 
 use std::net::IpAddr;
 
-use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
+use netlink_batch::{Connection, Encoder, Errno, Error, Protocol, WireError};
 
 pub use monitor::{Changes, Monitor, Presence};
 pub use port::LinksPort;
 pub use route::RoutesPort;
+
+use crate::kernel::error::errno_kind;
+use crate::ports::PortErrorKind;
 
 const AF_UNSPEC: u8 = 0;
 const AF_INET: u8 = 2;
@@ -49,6 +52,14 @@ fn split<const LENGTH: usize>(payload: &[u8]) -> Result<(&[u8; LENGTH], &[u8]), 
 fn number(header: &[u8], at: usize) -> u32 {
     let bytes = header.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn kind_of(errno: Errno) -> PortErrorKind {
+    match errno {
+        // IPv6 is disabled on the device (net.ipv6.conf.*.disable_ipv6), which no privilege overrides.
+        Errno::EACCES => PortErrorKind::Unavailable,
+        errno => errno_kind(errno.0),
+    }
 }
 
 fn open() -> Result<Connection, Error> {

@@ -7,8 +7,8 @@ use netlink_batch::{Connection, Errno, Error};
 
 use super::address::AssignedAddress;
 use super::link::Link;
-use super::{address, link, open, route};
-use crate::kernel::error::{all, errno_kind};
+use super::{address, kind_of, link, open, route};
+use crate::kernel::error::all;
 use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind, Result};
 use crate::snapshot::HostAddresses;
@@ -55,14 +55,6 @@ impl LinksPort {
             let there: Vec<_> = there.map(|there| (there.address, there.prefix)).collect();
             address::delete(connection, device, &there).stopped.map_or(Ok(()), Err)
         })
-    }
-}
-
-fn kind_of(errno: Errno) -> PortErrorKind {
-    match errno {
-        // IPv6 is disabled on the device (net.ipv6.conf.*.disable_ipv6), which no privilege overrides.
-        Errno::EACCES => PortErrorKind::Unavailable,
-        errno => errno_kind(errno.0),
     }
 }
 

@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use netlink_batch::header::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
 
-use super::{AF_UNSPEC, family_of, get_address, open, put_address, split};
-use crate::kernel::error::errno_kind;
+use super::{AF_UNSPEC, family_of, get_address, kind_of, open, put_address, split};
 use crate::kernel::lazy::Lazy;
 use crate::net::Network;
 use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortErrorKind, Result, RouteOwner};
@@ -187,14 +186,14 @@ impl LocalNetworks for RoutesPort {
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
         self.write((owner, RTM_NEWROUTE), routes, "adding local route", |errno| {
-            (errno != Errno::EEXIST).then(|| errno_kind(errno.0))
+            (errno != Errno::EEXIST).then(|| kind_of(errno))
         })
     }
 
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
         let routes: Vec<_> = networks.iter().copied().map(LocalRoute::new).collect();
         self.write((owner, RTM_DELROUTE), &routes, "deleting local route", |errno| {
-            (errno != Errno::ESRCH).then(|| errno_kind(errno.0))
+            (errno != Errno::ESRCH).then(|| kind_of(errno))
         })
     }
 }

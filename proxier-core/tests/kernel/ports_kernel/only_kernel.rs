@@ -249,6 +249,19 @@ fn whole_networks_are_local() {
     });
 }
 
+#[test]
+fn a_host_without_ipv6_has_routes_of_ipv4() {
+    kernel_test(&[Need::Root], || {
+        let mut world = Kernel::new();
+        let ports = world.ports();
+        ports.sysctls.set("net/ipv6/conf/lo/disable_ipv6", "1").unwrap();
+        let networks: [Network; 2] = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
+        let failures = ports.routes.add(RouteOwner::Userspace, &networks.map(LocalRoute::new));
+        assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
+        assert_eq!(ports.routes.networks(RouteOwner::Userspace).unwrap().len(), 1);
+    });
+}
+
 /// The monitor reports exactly the lost routes of IPVS mode.
 #[test]
 fn lost_routes_are_heard() {
