@@ -337,6 +337,7 @@ impl Watcher {
                 match part {
                     Part::Metadata(metadata) => {
                         list.note(plural, since, metadata.resource_version)?;
+                        progress.known.list_is_of(number(&list.version));
                         list.next = metadata.next.filter(|token| !token.is_empty());
                     }
                     Part::Item(item) => {
