@@ -285,23 +285,32 @@ impl Explanation {
             .frontends()
             .filter(|frontend| desired.owner(&frontend.key) == Some(&service.key) && is_asked(frontend.key))
             .collect();
+        let mut by_port: BTreeMap<_, Vec<&Frontend>> = BTreeMap::new();
+        for frontend in &owned {
+            let is_node_port = frontend.roles == Roles::NODE_PORT;
+            by_port.entry((is_node_port, frontend.key.protocol, frontend.key.port)).or_default().push(frontend);
+        }
         let is_split = |frontend: &Frontend| proxier.split(&frontend.key).is_some();
         let mut ports = Vec::new();
         for port in service.ports.iter().filter(|port| found.port.as_ref().is_none_or(|name| *port.name == **name)) {
-            let of_port = |frontend: &&&Frontend| {
-                let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
-                frontend.key.protocol == port.protocol && number == Some(frontend.key.port)
-            };
             let answers = |frontend: &&Frontend| {
                 let answers = what_answers(frontend, mode, is_split(frontend));
                 ((*frontend).clone(), answers)
             };
-            let frontends: Vec<(Frontend, String)> = owned.iter().filter(of_port).map(answers).collect();
+            let numbers = [(false, Some(port.port)), (true, port.node_port)].into_iter();
+            let of_port =
+                numbers.filter_map(|(is_node_port, number)| by_port.get(&(is_node_port, port.protocol, number?)));
+            let mut frontends: Vec<(Frontend, String)> = of_port.flatten().map(answers).collect();
+            frontends.sort_by_key(|(frontend, _)| frontend.key);
             if found.frontend.is_some() && frontends.is_empty() {
                 continue;
             }
             let stays =
                 !frontends.is_empty() && frontends.iter().all(|(of, _)| stays_on_this_node(of, mode, is_split(of)));
+            // The Frontends of a port and family share their weights.
+            let of_family = |family| frontends.iter().find(|(of, _)| of.key.family() == family);
+            let weights = Family::ALL.into_iter().filter_map(|family| of_family(family)?.0.weights.as_deref());
+            let weights: BTreeMap<EndpointKey, u16> = weights.flatten().copied().collect();
             let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
             let endpoints = families
                 .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
@@ -318,7 +327,7 @@ impl Explanation {
                         (decision.cluster, decision.local) = (false, false);
                         "this process listens there itself".clone_into(&mut reason);
                     }
-                    let weight = weight(&frontends, &decision.endpoint);
+                    let weight = weights.get(&decision.endpoint).copied().unwrap_or(1);
                     Endpoint { decision, reason, weight }
                 })
                 .collect();
@@ -326,7 +335,6 @@ impl Explanation {
         }
         let keys: BTreeSet<FrontendKey> =
             ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
-        let keys: Vec<FrontendKey> = keys.into_iter().collect();
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
         let not_served = refused.iter().map(|Refused { key, endpoint, reason, .. }| match endpoint {
             Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
@@ -443,12 +451,6 @@ impl Explanation {
             "kernel": self.kernel,
         })
     }
-}
-
-fn weight(frontends: &[(Frontend, String)], endpoint: &EndpointKey) -> u16 {
-    let weights = frontends.iter().filter_map(|(frontend, _)| frontend.weights.as_deref());
-    let mut of_endpoint = weights.flatten().filter(|(key, _)| key == endpoint);
-    of_endpoint.next().map_or(1, |(_, weight)| *weight)
 }
 
 fn kinds(frontend: &Frontend) -> Vec<&'static str> {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipvs::VirtualServerKey;
-use proxier_core::net::{FrontendKey, Protocol};
+use ipvs::text::Statement;
+use proxier_core::net::{FrontendKey, Network, Protocol};
 use proxier_core::ports::{LocalRoute, RouteOwner};
 use proxier_core::sketch::KernelState;
 use serde::Serialize;
@@ -28,16 +29,14 @@ pub(super) fn of(
     state: &KernelState,
     service: &str,
     device: &str,
-    frontends: &[FrontendKey],
+    frontends: &BTreeSet<FrontendKey>,
     marks: &[VirtualServerKey],
 ) -> Vec<Mention> {
     let mut found = Vec::new();
     let mut add = |tool, line: String| found.push(Mention { tool, line });
-    let servers: Vec<String> = frontends.iter().map(ToString::to_string).collect();
-    let is_about = |line: &str| {
-        servers.iter().any(|server| is_server(line, server)) || marks.iter().any(|mark| is_of_mark(line, mark))
-    };
-    for line in state.ipvs.lines().filter(|line| is_about(line)) {
+    let servers: BTreeSet<VirtualServerKey> =
+        frontends.iter().map(|key| (*key).into()).chain(marks.iter().copied()).collect();
+    for line in state.ipvs.lines().filter(|line| server_of(line).is_some_and(|server| servers.contains(&server))) {
         add("ipvsadm", line.to_owned());
     }
     let addresses: BTreeSet<IpAddr> = frontends.iter().map(|key| key.address).collect();
@@ -45,19 +44,22 @@ pub(super) fn of(
     for address in bound.filter(|address| addresses.contains(address)) {
         add("ip address", format!("{address} dev {device}"));
     }
-    for ours in state.routes.iter().filter(|(_, of)| addresses.iter().any(|address| of.network.contains(address))) {
+    let is_routed = |network: &Network| addresses.range(network.network()..=network.broadcast()).next().is_some();
+    for ours in state.routes.iter().filter(|(_, of)| is_routed(&of.network)) {
         add("ip route", route(ours));
     }
+    let is_about = |key: Option<FrontendKey>| key.is_some_and(|key| frontends.contains(&key));
+    let numbers: BTreeSet<(Protocol, u16)> = frontends.iter().map(|key| (key.protocol, key.port)).collect();
     for (set, (_, entries)) in &state.sets {
-        for entry in entries.iter().filter(|entry| frontends.iter().any(|key| is_entry(set, entry, key))) {
+        let is_number =
+            |entry: &str| node_ports(set).zip(entry.parse().ok()).is_some_and(|node_port| numbers.contains(&node_port));
+        for entry in entries.iter().filter(|entry| is_about(key_of_entry(entry)) || is_number(entry)) {
             add("ipset", format!("{set}: {entry}"));
         }
     }
     for table in state.tables.values() {
-        for (set, element) in elements(table) {
-            if frontends.iter().any(|key| is_element(element, key)) {
-                add("nft", format!("{set}: {element}"));
-            }
+        for (set, element) in elements(table).into_iter().filter(|(_, element)| is_about(key_of_element(element))) {
+            add("nft", format!("{set}: {element}"));
         }
     }
     for rules in state.rules.values() {
@@ -68,35 +70,35 @@ pub(super) fn of(
     found
 }
 
-/// `-A -t 10.96.0.10:80 …` or `-a …`, of this Frontend.
-fn is_server(line: &str, server: &str) -> bool {
-    let Some((protocol, place)) = server.split_once(' ') else { return false };
-    let option = match protocol {
-        "TCP" => "-t",
-        "UDP" => "-u",
-        _ => "--sctp-service",
+/// The virtual server of `-A -t 10.96.0.10:80 …` or `-a -f 7 …`.
+fn server_of(line: &str) -> Option<VirtualServerKey> {
+    let Statement::Operation(operation) = line.parse().ok()? else { return None };
+    Some(operation.virtual_server())
+}
+
+fn key(address: &str, protocol: &str, port: &str) -> Option<FrontendKey> {
+    let protocol = match protocol {
+        "tcp" | "6" => Protocol::Tcp,
+        "udp" | "17" => Protocol::Udp,
+        "sctp" | "132" => Protocol::Sctp,
+        _ => return None,
     };
-    let mut words = line.split_whitespace().skip(1);
-    words.next() == Some(option) && words.next() == Some(place)
+    Some(FrontendKey::new(protocol, address.parse().ok()?, port.parse().ok()?))
 }
 
-/// `-A -f 7` or `-a …`, with `-6` for IPv6.
-fn is_of_mark(line: &str, server: &VirtualServerKey) -> bool {
-    let VirtualServerKey::Fwmark { family, mark } = server else { return false };
-    let mut words = line.split_whitespace().skip(1);
-    let is_mark = words.next() == Some("-f") && words.next() == Some(mark.to_string().as_str());
-    is_mark && words.any(|word| word == "-6") == (*family == ipvs::model::Family::V6)
+/// The Frontend of an entry of a set that begins with `10.96.0.10,tcp:80`.
+fn key_of_entry(entry: &str) -> Option<FrontendKey> {
+    let mut fields = entry.split(',');
+    let (address, (protocol, port)) = (fields.next()?, fields.next()?.split_once(':')?);
+    key(address, protocol, port)
 }
 
-/// Whether an entry of a set begins with `10.96.0.10,tcp:80`, or is only the number in a set of node ports of the
-/// protocol.
-fn is_entry(set: &str, entry: &str, key: &FrontendKey) -> bool {
-    let protocol = key.protocol.to_string().to_ascii_lowercase();
-    let at = format!("{},{protocol}:{}", key.address, key.port);
-    let rest = entry.strip_prefix(&at);
-    let is_number = set.contains(&format!("NODE-PORT-{}", key.protocol))
-        || set.contains(&format!("NODE-PORT-LOCAL-{}", key.protocol));
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(',')) || (is_number && entry == key.port.to_string())
+/// The protocol of a set of node ports, whose entries are only numbers.
+fn node_ports(set: &str) -> Option<Protocol> {
+    let of_set = |protocol: &Protocol| {
+        set.contains(&format!("NODE-PORT-{protocol}")) || set.contains(&format!("NODE-PORT-LOCAL-{protocol}"))
+    };
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(of_set)
 }
 
 /// The elements of a table as nft prints it, each with its set.
@@ -123,18 +125,10 @@ fn elements(table: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// Whether an element begins with `10.96.0.10 . tcp . 80`.
-fn is_element(element: &str, key: &FrontendKey) -> bool {
-    let mut fields = element.split(" : ").next().unwrap_or_default().split(" . ").map(str::trim);
-    let address = fields.next().and_then(|text| text.parse().ok());
-    let number = match key.protocol {
-        Protocol::Tcp => "6",
-        Protocol::Udp => "17",
-        Protocol::Sctp => "132",
-    };
-    let protocol = key.protocol.to_string().to_ascii_lowercase();
-    let is_protocol = fields.next().is_some_and(|field| field == protocol || field == number);
-    address == Some(key.address) && is_protocol && fields.next() == Some(key.port.to_string().as_str())
+/// The Frontend of an element that begins with `10.96.0.10 . tcp . 80`.
+fn key_of_element(element: &str) -> Option<FrontendKey> {
+    let mut fields = element.split(" : ").next()?.split(" . ").map(str::trim);
+    key(fields.next()?, fields.next()?, fields.next()?)
 }
 
 /// Whether a rule's comment begins with this Service's name.
@@ -150,28 +144,24 @@ fn names(rule: &str, service: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn key(text: &str) -> FrontendKey {
-        text.parse().unwrap()
-    }
-
     #[test]
     fn lines_about_other_servers_are_not_mentioned() {
-        let web = key("TCP 10.96.0.1:80");
-        assert!(is_server("-a -t 10.96.0.1:80 -r 10.244.0.1:80 -m -w 1", &web.to_string()));
-        assert!(!is_server("-a -t 10.96.0.1:8080 -r 10.96.0.1:80 -m", &web.to_string()));
-        assert!(!is_server("-A -u 10.96.0.1:80 -s rr", &web.to_string()));
-        let mark = |family| VirtualServerKey::fwmark(family, 7).unwrap();
-        assert!(is_of_mark("-a -f 7 -r 10.244.0.1:80 -m -w 1", &mark(ipvs::model::Family::V4)));
-        assert!(!is_of_mark("-A -f 7 -s rr", &mark(ipvs::model::Family::V6)));
-        assert!(!is_of_mark("-A -f 77 -s rr", &mark(ipvs::model::Family::V4)));
-        assert!(is_entry("KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", &web));
-        assert!(is_entry("KUBE-LOAD-BALANCER-SOURCE-CIDR", "10.96.0.1,tcp:80,10.0.0.0/8", &web));
-        assert!(!is_entry("KUBE-CLUSTER-IP", "10.96.0.1,tcp:8080", &web));
-        assert!(!is_entry("KUBE-CLUSTER-IP", "10.96.0.11,tcp:80", &web));
-        assert!(is_entry("KUBE-NODE-PORT-LOCAL-TCP", "30080", &key("TCP 192.0.2.1:30080")));
-        assert!(!is_entry("KUBE-NODE-PORT-UDP", "30080", &key("TCP 192.0.2.1:30080")));
-        assert!(is_element("10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080", &web));
-        assert!(!is_element("10.96.0.1 . udp . 80 : goto x", &web) && !is_element("10.96.0.1", &web));
+        let web: FrontendKey = "TCP 10.96.0.1:80".parse().unwrap();
+        assert_eq!(server_of("-a -t 10.96.0.1:80 -r 10.244.0.1:80 -m -w 1"), Some(web.into()));
+        for other in ["-a -t 10.96.0.1:8080 -r 10.96.0.1:80 -m", "-A -u 10.96.0.1:80 -s rr"] {
+            assert!(server_of(other).is_some_and(|key| key != web.into()), "{other}");
+        }
+        let mark = |family| VirtualServerKey::fwmark(family, 7).ok();
+        assert_eq!(server_of("-a -f 7 -r 10.244.0.1:80 -m -w 1"), mark(ipvs::model::Family::V4));
+        assert_eq!(server_of("-A -f 7 -6 -s rr"), mark(ipvs::model::Family::V6));
+        assert_eq!(key_of_entry("10.96.0.1,tcp:80"), Some(web));
+        assert_eq!(key_of_entry("10.96.0.1,tcp:80,10.0.0.0/8"), Some(web));
+        assert_eq!(key_of_entry("fd00::1,udp:80"), "UDP [fd00::1]:80".parse().ok());
+        assert_eq!(node_ports("KUBE-NODE-PORT-LOCAL-TCP"), Some(Protocol::Tcp));
+        assert_eq!(node_ports("KUBE-CLUSTER-IP"), None);
+        assert_eq!(key_of_element("10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080"), Some(web));
+        assert_eq!(key_of_element("10.96.0.1 . 17 . 80 : goto x"), "UDP 10.96.0.1:80".parse().ok());
+        assert_eq!(key_of_element("10.96.0.1"), None);
         assert!(names("-A KUBE-SERVICES -m comment --comment \"shop/web:http cluster IP\" -j X", "shop/web"));
         assert!(!names("-A KUBE-SERVICES -m comment --comment \"shop/web-2:http cluster IP\" -j X", "shop/web"));
         assert!(!names("-A KUBE-SERVICES -m comment --comment \"my-shop/web cluster IP\" -j X", "shop/web"));
