@@ -1,6 +1,7 @@
 //! `trace --live`: the running kernel's entries for an address and port, compared with those of a simulated node that
 //! has everything. Sends and changes nothing.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -115,8 +116,8 @@ impl LiveState {
     }
 
     fn right(&self) -> impl Iterator<Item = (&String, &String)> {
-        let is_wrong = |what: &String| self.differences.iter().any(|difference| difference.what == *what);
-        self.inspection.parts.iter().filter(move |(what, _)| !is_wrong(what))
+        let wrong: BTreeSet<&String> = self.differences.iter().map(|difference| &difference.what).collect();
+        self.inspection.parts.iter().filter(move |(what, _)| !wrong.contains(what))
     }
 
     pub(super) fn text(&self) -> String {

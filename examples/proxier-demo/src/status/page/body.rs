@@ -133,7 +133,7 @@ fn endpoints(
     let all = is_split && (frontend.local.is_empty() || counted.is_some());
     let mut serving = if all { frontend.cluster.to_vec() } else { frontend.endpoints().to_vec() };
     if all {
-        serving.extend(frontend.local.iter().filter(|endpoint| !frontend.cluster.contains(endpoint)));
+        serving.extend(frontend.local.iter().filter(|endpoint| frontend.cluster.binary_search(endpoint).is_err()));
     }
     let wanted: HashSet<&EndpointKey> = serving.iter().collect();
     let leaving: Vec<EndpointKey> = counted
