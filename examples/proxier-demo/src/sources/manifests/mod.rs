@@ -419,15 +419,6 @@ fn gone_changes((kind, key): &Id, node_name: &str) -> impl Iterator<Item = Chang
 
 fn digest(change: &Change) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let text = match change {
-        Change::UpsertService(object) => serde_json::to_string(object),
-        Change::UpsertSlice(object) => serde_json::to_string(object),
-        Change::Node(node) => {
-            node.leaving.hash(&mut hasher);
-            serde_json::to_string(&node.object)
-        }
-        _ => Ok(String::new()),
-    };
-    text.unwrap_or_default().hash(&mut hasher);
+    format!("{change:?}").hash(&mut hasher);
     hasher.finish()
 }

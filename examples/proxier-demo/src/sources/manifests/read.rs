@@ -304,9 +304,10 @@ fn take_object(object: &Value, (kind, version): (&str, &str), within: &str, plac
         contents.broken = true;
         return;
     }
-    let expected = match kind {
-        "Service" | "Node" => "v1",
-        "EndpointSlice" => "discovery.k8s.io/v1",
+    let (known, expected) = match kind {
+        "Service" => (ObjectKind::Service, "v1"),
+        "EndpointSlice" => (ObjectKind::EndpointSlice, "discovery.k8s.io/v1"),
+        "Node" => (ObjectKind::Node, "v1"),
         "" => return problem("kind", "missing; should be Service, EndpointSlice, Node or List".to_owned()),
         // Files for kubectl also contain Deployments and other kinds.
         _ => return contents.ignore(kind),
@@ -323,34 +324,26 @@ fn take_object(object: &Value, (kind, version): (&str, &str), within: &str, plac
         (_, namespace) => ObjectKey::new(namespace, name),
     };
     // Vectors that were read have room for four, and all objects are stored at once.
-    let (id, change) = match kind {
-        "Service" => {
-            let read = yaml::read::<Box<ServiceObject>>(object).map(|mut object| {
-                without_notes_of_service(&mut object);
-                object.spec.ports.shrink_to_fit();
-                Change::UpsertService(object)
-            });
-            ((ObjectKind::Service, key), read)
-        }
-        "EndpointSlice" => {
-            let read = yaml::read::<Box<EndpointSliceObject>>(object).map(|mut object| {
-                without_notes_of_slice(&mut object);
-                object.ports.shrink_to_fit();
-                object.endpoints.shrink_to_fit();
-                Change::UpsertSlice(object)
-            });
-            ((ObjectKind::EndpointSlice, key), read)
-        }
-        _ => {
-            let node = |node| Change::Node(Box::new(NodeState { object: node, leaving: is_leaving(object) }));
-            ((ObjectKind::Node, key), yaml::read::<NodeObject>(object).map(node))
-        }
+    let change = match known {
+        ObjectKind::Service => yaml::read(object).map(|mut object: Box<ServiceObject>| {
+            without_notes_of_service(&mut object);
+            object.spec.ports.shrink_to_fit();
+            Change::UpsertService(object)
+        }),
+        ObjectKind::EndpointSlice => yaml::read(object).map(|mut object: Box<EndpointSliceObject>| {
+            without_notes_of_slice(&mut object);
+            object.ports.shrink_to_fit();
+            object.endpoints.shrink_to_fit();
+            Change::UpsertSlice(object)
+        }),
+        _ => yaml::read(object)
+            .map(|node: NodeObject| Change::Node(Box::new(NodeState { object: node, leaving: is_leaving(object) }))),
     };
     match change {
-        Ok(change) => contents.objects.push((id, change)),
+        Ok(change) => contents.objects.push(((known, key), change)),
         Err((field, reason)) => {
             problem(&field, reason);
-            contents.unreadable.push(id);
+            contents.unreadable.push((known, key));
         }
     }
 }
