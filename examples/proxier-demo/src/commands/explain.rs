@@ -204,22 +204,17 @@ fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
     lines.extend(refused.map(|refused| format!("Service {} asks for it: {}", refused.service, refused.reason)));
     lines.extend(why_left_out(proxier.store(), proxier.facts(), &key));
     let desired = proxier.desired();
-    let distance = |of: &Frontend| {
-        let same = |is_same: bool| u8::from(!is_same);
-        let bits = |address: IpAddr| match address {
-            IpAddr::V4(address) => u128::from(address.to_bits()),
-            IpAddr::V6(address) => address.to_bits(),
-        };
-        let address = bits(of.key.address).abs_diff(bits(key.address));
-        (
-            same(of.key.family() == key.family()),
-            address,
-            same(of.key.protocol == key.protocol),
-            of.key.port.abs_diff(key.port),
-        )
+    let bits = |address: IpAddr| match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    // The most similar is the least.
+    let distance = |FrontendKey { protocol, address, port }: FrontendKey| {
+        let is_other_family = Family::of(address) != key.family();
+        (is_other_family, bits(address).abs_diff(bits(key.address)), protocol != key.protocol, port.abs_diff(key.port))
     };
     let mut all: Vec<&Frontend> = desired.frontends().collect();
-    all.sort_by_cached_key(|frontend| distance(frontend));
+    all.sort_by_cached_key(|frontend| distance(frontend.key));
     let owner = |frontend: &&Frontend| desired.owner(&frontend.key).map(ToString::to_string).unwrap_or_default();
     lines.extend(all.iter().take(3).map(|frontend| format!("near: {} of Service {}", frontend.key, owner(frontend))));
     lines

@@ -46,7 +46,16 @@ pub(super) fn policies(
         Some(secs) => Policy::new("session affinity", format!("{secs} s"), "spec.sessionAffinity"),
         None => Policy::new("session affinity", "none", given("sessionAffinity", |spec| &spec.session_affinity)),
     };
-    let question = PolicyQuestion::new(service, object, owned, proxier);
+    let counts = config.ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
+    let question = PolicyQuestion {
+        service,
+        object,
+        owned,
+        proxier,
+        said: service.balancing.as_deref().cloned().unwrap_or_default(),
+        defaults: config.ipvs.defaults.as_deref().cloned().unwrap_or_default(),
+        counts: counts.as_deref().cloned().unwrap_or_default(),
+    };
     policies.push(affinity(&question, of_service));
     match proxier.mode() {
         Kind::Ipvs => policies.extend(of_ipvs(&question)),
@@ -84,26 +93,7 @@ struct PolicyQuestion<'a> {
     counts: Balancing,
 }
 
-impl<'a> PolicyQuestion<'a> {
-    fn new(
-        service: &'a Service,
-        object: Option<&'a ServiceObject>,
-        owned: &'a [&'a Frontend],
-        proxier: &'a Reconciler,
-    ) -> Self {
-        let ipvs = &proxier.facts().config().ipvs;
-        let counts = ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
-        PolicyQuestion {
-            service,
-            object,
-            owned,
-            proxier,
-            said: service.balancing.as_deref().cloned().unwrap_or_default(),
-            defaults: ipvs.defaults.as_deref().cloned().unwrap_or_default(),
-            counts: counts.as_deref().cloned().unwrap_or_default(),
-        }
-    }
-
+impl PolicyQuestion<'_> {
     /// The setting of an annotation, and where it comes from.
     fn policy(&self, annotation: &Annotation, value: impl Into<String>) -> Policy {
         Policy::new(annotation.title, value, self.from(annotation))

@@ -4,7 +4,7 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer};
 use serde_json::{Value, json};
 
-use super::rates::{PerSecond, ServerRates, View};
+use super::rates::{PerSecond, RatedServer, ServerRates, View};
 use super::terminal::Size;
 use super::{NameOf, Picture, details, forwarding};
 
@@ -27,19 +27,19 @@ impl Picture for View {
     fn lines(&self, name: NameOf<'_>, size: Option<Size>) -> Vec<String> {
         // Two lines precede the rows, and the last one counts those that do not fit.
         let room = size.map_or(usize::MAX, |size| size.rows.saturating_sub(3));
-        let (mut rows, mut hidden) = (Vec::new(), HiddenCounts::default());
+        let (mut rows, mut hidden_servers, mut hidden) = (Vec::new(), 0, Vec::new());
         for server in &self.servers {
             let left = room.saturating_sub(rows.len());
             if left == 0 {
-                hidden.servers += 1;
-                hidden.add(server.real_servers.iter());
+                hidden_servers += 1;
+                hidden.extend(&server.real_servers);
                 continue;
             }
             rows.push(of_server(server, name(&server.key())));
             // One virtual server takes a third of the rows at most, so that others are shown too.
             let most = (room / 3).max(1).min(left - 1);
             rows.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
-            hidden.add(server.real_servers.iter().skip(most));
+            hidden.extend(server.real_servers.iter().skip(most));
         }
         let is_narrow = size.is_some_and(|size| size.columns < NARROW);
         let is_shown = |head: &str| !is_narrow || !LEFT_OUT.contains(&head);
@@ -49,7 +49,7 @@ impl Picture for View {
         };
         let mut lines = vec![summary(self)];
         lines.extend(table(&heads, rows.into_iter().map(shown).collect(), size));
-        lines.extend(hidden.line());
+        lines.extend(not_shown(hidden_servers, &hidden));
         fit(lines, size)
     }
 
@@ -85,27 +85,14 @@ impl Picture for View {
     }
 }
 
-#[derive(Default)]
-struct HiddenCounts {
-    servers: usize,
-    real: usize,
-    draining: usize,
-}
-
-impl HiddenCounts {
-    fn add<'a>(&mut self, real: impl Iterator<Item = &'a (ObservedRealServer, Option<PerSecond>)>) {
-        for (real, _) in real {
-            self.real += 1;
-            self.draining += usize::from(drains(real));
-        }
-    }
-
-    fn line(&self) -> Option<String> {
-        let HiddenCounts { servers, real, draining } = self;
-        let draining = if *draining > 0 { format!(", {draining} of them drain") } else { String::new() };
-        (*servers + *real > 0)
-            .then(|| format!("not shown: {servers} virtual servers with less traffic, {real} real servers{draining}"))
-    }
+fn not_shown(servers: usize, real: &[&RatedServer]) -> Option<String> {
+    let draining = match real.iter().filter(|(real, _)| drains(real)).count() {
+        0 => String::new(),
+        draining => format!(", {draining} of them drain"),
+    };
+    let real = real.len();
+    (servers + real > 0)
+        .then(|| format!("not shown: {servers} virtual servers with less traffic, {real} real servers{draining}"))
 }
 
 fn summary(view: &View) -> String {

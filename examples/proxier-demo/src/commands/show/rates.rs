@@ -41,13 +41,15 @@ impl PerSecond {
     }
 }
 
+pub(super) type RatedServer = (ObservedRealServer, Option<PerSecond>);
+
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ServerRates {
     pub(super) server: ObservedVirtualServer,
     /// Rates since the previous read. `None`: this is the first read.
     pub(super) rates: Option<PerSecond>,
     /// Busiest first. No rates: this read is the first with it.
-    pub(super) real_servers: Vec<(ObservedRealServer, Option<PerSecond>)>,
+    pub(super) real_servers: Vec<RatedServer>,
 }
 
 impl ServerRates {

@@ -100,14 +100,8 @@ impl Command {
     /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name must be right.
     /// `show` names Services without it.
     fn needs_node(&self) -> bool {
-        !matches!(
-            self,
-            Command::Run { init_only: true, .. }
-                | Command::Show(_)
-                | Command::Probe
-                | Command::Cleanup(_)
-                | Command::WriteConfig(_)
-        )
+        use Command::{Diff, Explain, Plan, Render, Run, Trace};
+        matches!(self, Run { init_only: false, .. } | Plan { .. } | Render | Explain(_) | Trace(_) | Diff { .. })
     }
 }
 
