@@ -674,7 +674,7 @@ impl Elements {
         let start = out.len();
         let mut written = from;
         out.nest(ElemListAttr::ELEMENTS, |out| {
-            for element in self.elements.from(from) {
+            for element in (from..self.elements.len()).map_while(|place| self.elements.get(place)) {
                 if out.len().saturating_sub(start) >= MESSAGE_BYTES {
                     break;
                 }

@@ -4,14 +4,6 @@ use super::{Element, ElementData, ElementKey, Value};
 
 /// Elements in order, for sets with many: an element takes the bytes of its key and value, and 5 more. A range, a
 /// verdict, an object or a timeout takes as much as an [`Element`].
-///
-/// ```
-/// use nftables::{Element, ElementList, Value};
-///
-/// let ports: ElementList = [22, 443].map(|port| Element::value(Value::port(port))).into_iter().collect();
-/// assert_eq!(ports.get(1), Some(Element::value(Value::port(443))));
-/// assert_eq!(ports.iter().count(), ports.len());
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ElementList {
     /// The length of a key, the key, and the value in a map; or [`WHOLE`] and the index in `whole`.
@@ -74,12 +66,7 @@ impl ElementList {
 
     /// The elements in order.
     pub fn iter(&self) -> impl Iterator<Item = Element> {
-        self.from(0)
-    }
-
-    /// The elements from this index on.
-    pub(crate) fn from(&self, index: usize) -> impl Iterator<Item = Element> {
-        (index..self.len()).filter_map(|index| self.get(index))
+        (0..self.len()).filter_map(|index| self.get(index))
     }
 
     /// Those that are more than a key and a value.
