@@ -22,8 +22,10 @@ use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 /// Elements are not stored: those of a Frontend follow from it ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
-    /// Number of Frontends and Services that need each.
+    /// Number of Frontends and Services that need each, without cluster IPs.
     needs: BTreeMap<Need, usize>,
+    /// The same of cluster IPs, which are as many as Services and smaller than other needs.
+    cluster_ips: BTreeMap<IpAddr, usize>,
     /// Slots of endpoints, of Frontends for which they are not simply their positions in the list.
     slots: BTreeMap<FrontendKey, Slots>,
     /// The last written slots of Frontends that changed since.
@@ -117,10 +119,18 @@ fn slot_rules(need: &Need) -> u32 {
 impl Index {
     /// Counts one more user of a need, or one less. Returns whether it is the first, or was the last.
     fn count(&mut self, need: &Need, adds: bool) -> bool {
-        let has_changed = count(&mut self.needs, need, adds);
+        let has_changed = match need {
+            Need::ClusterIp(address) => count(&mut self.cluster_ips, address, adds),
+            need => count(&mut self.needs, need, adds),
+        };
         let (all, rules) = (self.slot_rules, if has_changed { slot_rules(need) } else { 0 });
         self.slot_rules = if adds { all.saturating_add(rules) } else { all.saturating_sub(rules) };
         has_changed
+    }
+
+    fn has(&self, need: &Need) -> bool {
+        matches!(need, Need::ClusterIp(address) if self.cluster_ips.contains_key(address))
+            || self.needs.contains_key(need)
     }
 
     /// The same, and records the change.
@@ -136,7 +146,7 @@ impl Index {
         if frontend.affinity_secs.is_none() {
             return slots;
         }
-        let new: BTreeSet<Need> = needs(frontend, &slots).filter(|need| !self.needs.contains_key(need)).collect();
+        let new: BTreeSet<Need> = needs(frontend, &slots).filter(|need| !self.has(need)).collect();
         let rules = new.iter().map(slot_rules).fold(self.slot_rules, u32::saturating_add);
         let is_over = rules > MOST_SLOT_RULES && rules > self.slot_rules;
         if is_over { Slots::keeping(held, frontend, true) } else { slots }
@@ -203,7 +213,7 @@ impl Index {
     }
 
     pub(super) fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
-        // Chains come first in the order of needs and are few, while there are as many cluster IPs as Services.
+        // Chains come first in the order of needs and are few, while hairpins may be many.
         let all = self.needs.keys().map_while(|need| match need {
             Need::Chain(of, chain) => Some((of, chain)),
             Need::ClusterIp(_) | Need::Hairpin(_) | Need::Clients(..) => None,
@@ -230,10 +240,10 @@ impl Index {
     }
 
     /// The needs of a family: all, or those that appeared since the last write.
-    pub(super) fn needs(&self, family: Family, changed: bool) -> impl Iterator<Item = &Need> {
-        let all = (!changed).then(|| self.needs.keys()).into_iter().flatten();
-        let new =
-            changed.then(|| self.changed.iter().filter(|need| self.needs.contains_key(*need))).into_iter().flatten();
+    pub(super) fn needs(&self, family: Family, changed: bool) -> impl Iterator<Item = Need> {
+        let cluster_ips = || self.cluster_ips.keys().copied().map(Need::ClusterIp);
+        let all = (!changed).then(|| self.needs.keys().cloned().chain(cluster_ips())).into_iter().flatten();
+        let new = changed.then(|| self.changed.iter().filter(|need| self.has(need)).cloned()).into_iter().flatten();
         all.chain(new).filter(move |need| need.family() == family)
     }
 
@@ -243,7 +253,7 @@ impl Index {
         let (mut elements, mut shape): (BTreeMap<SetName, Vec<_>>, _) = (BTreeMap::new(), Shape::default());
         let before = changes.differing(desired).filter_map(|(before, _)| before);
         let before = before.filter(|frontend| frontend.key.family() == family);
-        let gone = self.changed.iter().filter(|need| need.family() == family && !self.needs.contains_key(*need));
+        let gone = self.changed.iter().filter(|need| need.family() == family && !self.has(need));
         for need in gone.clone() {
             let chain = need.chain().map(ToString::to_string);
             let chain = chain.map(|name| (name.clone(), layout.regular(&name, Vec::new())));
@@ -273,6 +283,7 @@ impl Index {
     /// Rebuilds everything to release memory. Call it after a large change.
     pub(super) fn compact(&mut self) {
         pack(&mut self.needs);
+        pack(&mut self.cluster_ips);
         pack(&mut self.slots);
     }
 }
@@ -328,6 +339,6 @@ mod tests {
         for one in all[1..].iter().chain([&few, &frontend(21, 2)]) {
             index.follow(None, Some(one), None);
         }
-        assert_eq!((index.slot_rules, index.over_limit.len(), index.needs.len()), (0, 0, 0));
+        assert_eq!((index.slot_rules, index.over_limit.len(), index.needs.len() + index.cluster_ips.len()), (0, 0, 0));
     }
 }
