@@ -320,18 +320,21 @@ impl Client {
     #[doc(alias = "NFT_MSG_GETSETELEM")]
     pub fn list_elements(&mut self, set: &Set) -> Result<Vec<Element>, Error> {
         let key = &set.key;
+        let mut elements: Vec<Element> = Vec::new();
         let read = |payload: &[u8]| {
-            let mut elements = Vec::new();
-            get_elements(payload, |element| elements.push(element)).map(|()| elements)
+            let before = elements.len();
+            get_elements(payload, |element| elements.push(element))?;
+            Ok(elements.len().saturating_sub(before))
         };
-        let messages = self.dump(
+        let counts = self.dump(
             uapi::NFT_MSG_GETSETELEM,
             Some(key.table.family),
             |out| put_set_of_elements(out, key),
             read,
             &format!("listing the elements of set {key}"),
         )?;
-        let elements: Vec<Element> = messages.into_iter().flatten().collect();
+        // Those of the dump that was complete come last, behind what others before it have brought.
+        elements.drain(..elements.len().saturating_sub(counts.into_iter().sum()));
         Ok(if ElementForm::of(set) == ElementForm::Pairs { pair_intervals(elements) } else { elements })
     }
 
