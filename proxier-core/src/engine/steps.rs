@@ -30,6 +30,8 @@ pub(super) struct RefreshOutcome {
 struct IndexUpdate<'a> {
     mode: &'a mut dyn Mode,
     changes: &'a mut Changes,
+    /// Whether all Frontends are new: then `changes` records them at the end, which takes less memory.
+    is_first: bool,
     refreshed: &'a mut RefreshOutcome,
 }
 
@@ -48,6 +50,9 @@ impl FrontendObserver for IndexUpdate<'_> {
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         self.refreshed.frontends.push(key);
+        if self.is_first {
+            return self.mode.index_frontend(None, before, after);
+        }
         self.changes.frontend(before, after);
         self.mode.index_frontend(self.changes.written(&key, before), before, after);
     }
@@ -85,8 +90,13 @@ impl Reconciler {
     }
 
     pub(super) fn refresh(&mut self, services: &BTreeSet<ObjectKey>, refreshed: &mut RefreshOutcome) {
-        let mut indexing = IndexUpdate { mode: &mut *self.mode, changes: &mut self.backlog.changes, refreshed };
+        let (mode, changes) = (&mut *self.mode, &mut self.backlog.changes);
+        let is_first = changes.is_empty() && self.desired.frontends().next().is_none();
+        let mut indexing = IndexUpdate { mode, changes, is_first, refreshed };
         self.desired.refresh(&self.store, &self.facts, services, &mut indexing);
+        if is_first {
+            self.backlog.changes.note_new(&self.desired);
+        }
     }
 
     /// Tells the safeguards which Frontends were removed on purpose: missing objects have been evaluated, and

@@ -58,6 +58,11 @@ impl Changes {
         self.frontends.is_empty() && self.services.is_empty()
     }
 
+    /// Records that no Frontend was written yet.
+    pub(crate) fn note_new(&mut self, desired: &Desired) {
+        self.frontends = desired.frontends().map(|frontend| (frontend.key, None)).collect();
+    }
+
     /// The changed Frontends in their written state; `None` if not written.
     pub fn frontends(&self) -> impl Iterator<Item = (&FrontendKey, Option<&Frontend>)> {
         self.frontends.iter().map(|(key, before)| (key, before.as_deref()))
