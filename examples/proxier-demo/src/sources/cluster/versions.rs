@@ -41,6 +41,10 @@ impl Versions {
         self.replaced_to = if is_of_now { u64::MAX } else { 0 };
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
     /// Sets the version of the list. The versions of its objects may be smaller than before, and deleted ones may be
     /// back: the server was restored from a backup.
     pub(super) fn list_is_of(&mut self, version: u64) {

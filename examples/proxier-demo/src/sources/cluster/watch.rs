@@ -370,8 +370,9 @@ impl Watcher {
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address. A process that believed its first list would then
         // compare the kernel with the part of the next list that has arrived. So an empty list counts once its version
-        // can be watched.
-        if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
+        // can be watched. There may be no Nodes, but those that are known do not go unnoticed.
+        let is_of_nodes = matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. });
+        if is_empty && !(is_of_nodes && progress.known.is_empty()) {
             progress.next = NextRequest::Unconfirmed(version);
             return Ok(());
         }

@@ -187,6 +187,23 @@ async fn an_empty_later_list_takes_nothing_away_before_its_version_can_be_watche
     watching.ends_with(&server).await;
 }
 
+/// Load balancers would leave this node.
+#[tokio::test]
+async fn an_empty_list_does_not_take_the_node_away_before_its_version_can_be_watched() {
+    let server = three_services();
+    let mut watching = settled(&server, quick()).await;
+    let version = server.version().to_string();
+    server.outage(true);
+    server.put(&service("d", 80));
+    server.compact();
+    let empty = json!({"kind": "NodeList", "metadata": {"resourceVersion": version}, "items": []});
+    server.fail_next("nodes", Verb::List, Fault::Text(empty.to_string()));
+    server.outage(false);
+    watched(&server).await;
+    assert_eq!(watching.line().await, "+service default/d");
+    watching.ends_with(&server).await;
+}
+
 #[tokio::test]
 async fn a_slow_server_is_waited_for() {
     let server = shop();
