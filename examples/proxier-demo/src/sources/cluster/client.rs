@@ -229,6 +229,8 @@ pub(super) enum FailureKind {
     TooLarge,
     /// The connection could not be made, or broke.
     Unreachable,
+    /// The connection broke in the middle of an answer.
+    Cut,
     /// One side rejects the other's certificate: read the certificates again.
     Untrusted,
     /// Nobody takes changes any more: stop.
@@ -395,7 +397,8 @@ impl Answer {
             match frame {
                 None => return Ok(None),
                 Some(Err(error)) => {
-                    return Err(Failure::other(format!("the answer broke off: {}", OneLine(&plain(&error)))));
+                    let message = format!("the answer broke off: {}", OneLine(&plain(&error)));
+                    return Err(Failure { kind: FailureKind::Cut, ..Failure::other(message) });
                 }
                 Some(Ok(frame)) => {
                     if let Ok(piece) = frame.into_data() {

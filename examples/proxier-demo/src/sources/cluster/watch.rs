@@ -99,12 +99,14 @@ impl Progress {
         self.refused_since.is_some_and(|since| since.elapsed() < SETTLING)
     }
 
-    /// The request after a watch.
-    fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
+    /// The request after a watch. `lasted`: it was open for long.
+    fn go_on(&mut self, stream: Stream, lasted: bool, failure: Option<&Failure>) {
         let Stream { version, brought, is_damaged, .. } = stream;
         let kind = failure.map(|failure| failure.kind);
         let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
-        self.broken = if brought { 0 } else { self.broken + u32::from(failure.is_some()) };
+        // Load balancers in front of API servers cut connections that are quiet for a minute.
+        let was_quiet = lasted && kind == Some(FailureKind::Cut);
+        self.broken = if brought || was_quiet { 0 } else { self.broken + u32::from(failure.is_some()) };
         if !is_expired {
             self.expired = 0;
         }
@@ -451,9 +453,10 @@ impl Watcher {
             // Prevents all nodes from reconnecting at the same time.
             jittered(self.options.watch).as_secs().max(1),
         );
+        let started = Instant::now();
         let outcome = self.follow(&target, progress, &mut stream).await;
-        let brought = stream.brought;
-        progress.go_on(stream, outcome.as_ref().err());
+        let (brought, lasted) = (stream.brought, started.elapsed() > self.options.longest_pause);
+        progress.go_on(stream, lasted, outcome.as_ref().err());
         outcome.map(|()| brought)
     }
 

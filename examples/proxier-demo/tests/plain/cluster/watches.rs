@@ -71,6 +71,20 @@ async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
     watching.ends_with(&server).await;
 }
 
+/// A load balancer in front of the server cuts connections that are quiet.
+#[tokio::test]
+async fn quiet_watches_that_are_cut_after_a_while_need_no_list() {
+    let server = shop();
+    let mut watching = settled(&server, with(|options| options.longest_pause = Duration::from_millis(50))).await;
+    for _ in 0..7 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.cut_watches();
+        watched(&server).await;
+    }
+    assert_eq!(requests(&server, "/services", false), 1);
+    watching.ends_with(&server).await;
+}
+
 /// The server, or something in front of it, does not watch. A watch that ends once at once is that of a server that stops.
 #[tokio::test]
 async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_the_changes() {
