@@ -259,6 +259,20 @@ fn a_route_stays_while_connections_need_it() {
     assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
 }
 
+/// A notification is enough.
+#[test]
+fn a_lost_route_is_put_back() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.settles();
+    let route = networks(&["10.96.0.10/32"]);
+    node.kernel.set_route(RouteOwner::Userspace, "10.96.0.10/32".parse().unwrap(), false);
+    node.proxier.host_changed(node.now);
+    assert!(node.pass().full && node.routes() == route);
+    node.proxier.host_changed(node.now);
+    assert!(!node.pass().full, "nothing differs");
+}
+
 #[test]
 fn failures_are_reported_and_mended() {
     let mut node = new();

@@ -43,7 +43,7 @@ pub struct Changes {
     pub devices: BTreeMap<String, Presence>,
     /// A default route was added, changed or removed.
     pub default_routes: bool,
-    /// A local route with which IPVS mode binds addresses was removed ([`RouteOwner::Ipvs`]).
+    /// A local route with which IPVS or userspace mode makes addresses local was removed ([`RouteOwner`]).
     pub bound_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Presence>>,
@@ -147,7 +147,8 @@ fn note(kind: u16, payload: &[u8], names: &mut BTreeMap<u32, String>, changes: &
         }
         RTM_NEWROUTE | RTM_DELROUTE => {
             changes.default_routes |= route::is_default(payload);
-            changes.bound_routes |= kind == RTM_DELROUTE && route::is_local_of(payload, RouteOwner::Ipvs.number());
+            let is_of = |owner: RouteOwner| route::is_local_of(payload, owner.number());
+            changes.bound_routes |= kind == RTM_DELROUTE && RouteOwner::ALL.into_iter().any(is_of);
         }
         _ => {}
     }

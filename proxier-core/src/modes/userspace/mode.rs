@@ -17,7 +17,7 @@ use crate::pack::pack;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Step};
-use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
+use crate::ports::{Listener, LocalNetworks, LocalRoute, Ports, RouteOwner, Settings};
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Desired, Frontend, NodeFacts};
 use crate::snapshot::HostAddresses;
@@ -319,6 +319,11 @@ impl modes::Mode for Mode {
 
     fn next_wake(&self) -> Option<Moment> {
         self.look_at
+    }
+
+    fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
+        let Some(known) = &self.known else { return false };
+        routes.networks(RouteOwner::Userspace).is_ok_and(|there| !there.keys().eq(&known.routes))
     }
 
     fn refused(&self, desired: &Desired) -> Vec<Refused> {

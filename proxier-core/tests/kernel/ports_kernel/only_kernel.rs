@@ -262,7 +262,7 @@ fn a_host_without_ipv6_has_routes_of_ipv4() {
     });
 }
 
-/// The monitor reports exactly the lost routes of IPVS mode.
+/// The monitor reports exactly the lost routes of the modes.
 #[test]
 fn lost_routes_are_heard() {
     kernel_test(&[Need::Root], || {
@@ -273,11 +273,14 @@ fn lost_routes_are_heard() {
             assert_eq!(world.ports().routes.add(owner, &networks.map(LocalRoute::new)), []);
         }
         assert!(!monitor.drain().unwrap().bound_routes, "they came");
-        assert_eq!(world.ports().routes.delete(RouteOwner::Userspace, &networks), []);
-        assert!(!monitor.drain().unwrap().bound_routes, "another mode's");
-        for line in ["route delete local 10.96.0.0/12 proto 119", "-6 route delete local fd00:10::/112 proto 119"] {
-            run("ip", &format!("{line} table local"));
-            assert!(heard(&mut monitor, |changes| changes.bound_routes).bound_routes, "{line}");
+        run("ip", "route add local 10.96.0.0/12 dev lo proto 120 metric 120 table local");
+        run("ip", "route delete local 10.96.0.0/12 proto 120 table local");
+        assert!(!monitor.drain().unwrap().bound_routes, "another program's");
+        for owner in RouteOwner::ALL {
+            for line in ["route delete local 10.96.0.0/12", "-6 route delete local fd00:10::/112"] {
+                run("ip", &format!("{line} proto {} table local", owner.number()));
+                assert!(heard(&mut monitor, |changes| changes.bound_routes).bound_routes, "{line} of {owner:?}");
+            }
         }
     });
 }
