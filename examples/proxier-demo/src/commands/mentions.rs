@@ -10,6 +10,8 @@ use proxier_core::ports::{LocalRoute, RouteOwner};
 use proxier_core::sketch::KernelState;
 use serde::Serialize;
 
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
 /// A line, and the tool that would print it.
 #[derive(Debug, Serialize)]
 pub(super) struct Mention {
@@ -77,12 +79,7 @@ fn server_of(line: &str) -> Option<VirtualServerKey> {
 }
 
 fn key(address: &str, protocol: &str, port: &str) -> Option<FrontendKey> {
-    let protocol = match protocol {
-        "tcp" | "6" => Protocol::Tcp,
-        "udp" | "17" => Protocol::Udp,
-        "sctp" | "132" => Protocol::Sctp,
-        _ => return None,
-    };
+    let protocol = PROTOCOLS.into_iter().find(|known| known.name().eq_ignore_ascii_case(protocol))?;
     Some(FrontendKey::new(protocol, address.parse().ok()?, port.parse().ok()?))
 }
 
@@ -98,29 +95,17 @@ fn node_ports(set: &str) -> Option<Protocol> {
     let of_set = |protocol: &Protocol| {
         set.contains(&format!("NODE-PORT-{protocol}")) || set.contains(&format!("NODE-PORT-LOCAL-{protocol}"))
     };
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(of_set)
+    PROTOCOLS.into_iter().find(of_set)
 }
 
-/// The elements of a table as nft prints it, each with its set.
+/// The elements of a table, each with its set. A simulated node prints all elements of a set on one line.
 fn elements(table: &str) -> Vec<(&str, &str)> {
-    let mut found = Vec::new();
-    let (mut set, mut is_within) = ("", false);
+    let (mut found, mut set) = (Vec::new(), "");
     for line in table.lines().map(str::trim) {
         let head = line.strip_prefix("set ").or_else(|| line.strip_prefix("map "));
-        if let Some(name) = head.and_then(|rest| rest.strip_suffix(" {")) {
-            set = name;
-        }
-        let listed = match line.strip_prefix("elements = {") {
-            Some(rest) => {
-                is_within = true;
-                rest
-            }
-            None if is_within => line,
-            None => continue,
-        };
-        is_within &= !listed.contains('}');
-        let listed = listed.split('}').next().unwrap_or_default();
-        found.extend(listed.split(',').map(str::trim).filter(|one| !one.is_empty()).map(|element| (set, element)));
+        set = head.and_then(|rest| rest.strip_suffix(" {")).unwrap_or(set);
+        let listed = line.strip_prefix("elements = {").and_then(|rest| rest.strip_suffix('}'));
+        found.extend(listed.iter().flat_map(|listed| listed.split(',')).map(|element| (set, element.trim())));
     }
     found
 }
@@ -160,16 +145,10 @@ mod tests {
         assert_eq!(node_ports("KUBE-NODE-PORT-LOCAL-TCP"), Some(Protocol::Tcp));
         assert_eq!(node_ports("KUBE-CLUSTER-IP"), None);
         assert_eq!(key_of_element("10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080"), Some(web));
-        assert_eq!(key_of_element("10.96.0.1 . 17 . 80 : goto x"), "UDP 10.96.0.1:80".parse().ok());
+        assert_eq!(key_of_element("10.96.0.1 . udp . 80 : goto x"), "UDP 10.96.0.1:80".parse().ok());
         assert_eq!(key_of_element("10.96.0.1"), None);
         assert!(names("-A KUBE-SERVICES -m comment --comment \"shop/web:http cluster IP\" -j X", "shop/web"));
         assert!(!names("-A KUBE-SERVICES -m comment --comment \"shop/web-2:http cluster IP\" -j X", "shop/web"));
         assert!(!names("-A KUBE-SERVICES -m comment --comment \"my-shop/web cluster IP\" -j X", "shop/web"));
-    }
-
-    #[test]
-    fn elements_may_span_several_lines() {
-        let table = "table ip t {\n\tmap services {\n\t\ttype x\n\t\telements = { a : goto b,\n\t\t\tc : goto d }\n\t}\n\tset s {\n\t\telements = { e }\n\t}\n}";
-        assert_eq!(elements(table), [("services", "a : goto b"), ("services", "c : goto d"), ("s", "e")]);
     }
 }
