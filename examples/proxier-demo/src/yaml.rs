@@ -130,7 +130,7 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string().replace(".?", "").replace("?.", ""));
     match T::deserialize(serde_ignored::Deserializer::new(with_path, &mut note)) {
         Ok(object) => Ok((object, unknown)),
-        Err(error) => Err((path(&track.path()), error.to_string())),
+        Err(error) => Err((path(&track.path()), in_words(&error))),
     }
 }
 
@@ -145,7 +145,19 @@ pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)>
 
 /// The path of the field at fault (empty for the object itself), and what is wrong with it.
 pub fn named<E: Display>(error: &serde_path_to_error::Error<E>) -> (String, String) {
-    (path(error.path()), error.inner().to_string())
+    (path(error.path()), in_words(error.inner()))
+}
+
+/// The text of an error, with words of YAML and JSON for the types of this program.
+fn in_words(error: &dyn Display) -> String {
+    let mut text = error.to_string();
+    for (of_rust, plain) in [("i64", "a whole number"), ("f64", "a number"), ("a sequence", "a list")] {
+        text = text.replace(&format!("expected {of_rust}"), &format!("expected {plain}"));
+    }
+    match text.split_once("expected struct ") {
+        Some((before, _name)) => format!("{before}expected an object"),
+        None => text,
+    }
 }
 
 fn path(path: &serde_path_to_error::Path) -> String {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 /// A duration that parses and prints as Go's `time.Duration` does. Never negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,11 +23,15 @@ const NANOS_OF_UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
+fn not_a_duration(what: &dyn fmt::Display) -> String {
+    format!("{what} is not a duration; write a number with a unit, such as 30s, 1h5m or 500ms")
+}
+
 impl FromStr for GoDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a duration; write a number with a unit, such as 30s, 1h5m or 500ms");
+        let wrong = || not_a_duration(&format_args!("{text:?}"));
         if text.strip_prefix('-').is_some_and(|rest| rest != "0" && rest != "0s") {
             return Err(format!("{text:?} is negative; write 0s or more"));
         }
@@ -101,6 +106,9 @@ impl Serialize for GoDuration {
 
 impl<'de> Deserialize<'de> for GoDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        match Value::deserialize(deserializer)? {
+            Value::String(text) => text.parse().map_err(D::Error::custom),
+            other => Err(D::Error::custom(not_a_duration(&other))),
+        }
     }
 }

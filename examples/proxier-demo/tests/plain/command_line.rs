@@ -257,11 +257,12 @@ fn help_and_version_are_no_failures() {
 #[test]
 fn bad_usage_is_one_line_that_says_what_to_do() {
     for (line, expected) in [
-        ("", "'proxier-demo' requires a subcommand but one was not provided"),
+        ("", "say what to do: run, plan, render"),
+        ("explain", "the following required arguments were not provided: <SERVICE|ADDRESS:PORT[/PROTOCOL]>; see"),
         ("frob", "unrecognized subcommand 'frob'"),
         ("run --manifest x", "unexpected argument '--manifest' found; a similar argument exists: '--manifests'"),
         ("plan --once", "unexpected argument '--once' found"),
-        ("show -o yaml", "invalid value 'yaml' for '--output <output>'; [possible values: text, json]"),
+        ("show -o yaml", "invalid value 'yaml' for '--output <FORMAT>'; [possible values: text, json]"),
         (
             "run --ipvs-sync-period 30",
             "invalid value '30' for '--ipvs-sync-period <DURATION>': \"30\" is not a duration; write",
@@ -275,7 +276,9 @@ fn bad_usage_is_one_line_that_says_what_to_do() {
     ] {
         let text = refused(line);
         assert!(text.starts_with(&format!("proxier-demo: {expected}")), "{line}: {text}");
-        assert!(text.ends_with("see proxier-demo --help"), "{line}: {text}");
+        let command = line.split(' ').next().filter(|command| !["", "frob"].contains(command));
+        let help = command.map_or_else(String::new, |command| format!(" {command}"));
+        assert!(text.ends_with(&format!("; see proxier-demo{help} --help")), "{line}: {text}");
         assert_eq!(text.lines().count(), 1, "{line}: {text}");
     }
 }

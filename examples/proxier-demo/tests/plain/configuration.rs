@@ -81,8 +81,10 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         ("a: b: c\n", "not YAML or JSON: "),
     ];
     let fields = [
-        ("oomScoreAdj: much\n", "oomScoreAdj: "),
+        ("oomScoreAdj: much\n", "oomScoreAdj: invalid type: string \"much\", expected a whole number"),
         ("ipvs: [1]\n", "ipvs"),
+        ("fastPath: true\n", "fastPath: invalid type: boolean `true`, expected an object"),
+        ("ipvs: {minSyncPeriod: 5}\n", "ipvs.minSyncPeriod: 5 is not a duration; write a number with a unit"),
         ("ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
         ("ipvs: {defaults: {forwarding: nat}}\n", "ipvs.defaults.forwarding: \"nat\" is not masquerade, direct-route"),
         ("ipvs: {defaults: {zoneWeights: 'a=1, b'}}\n", "ipvs.defaults.zoneWeights: \"b\" is not a zone (or *)"),
@@ -190,7 +192,7 @@ fn bad_input_at_the_start_is_one_line_on_any_host() {
         (&["--kubeconfig", &other_context], "context: current-context: there is no context \"y\"; there is x"),
         (&["--master", "10.0.0.1"], "--master: \"10.0.0.1\" is not a URL such as https://10.0.0.1:6443"),
         (&[], "this is not a pod of a cluster"),
-        (&["--no-such-flag"], "unexpected argument '--no-such-flag' found; see proxier-demo --help"),
+        (&["--no-such-flag"], "unexpected argument '--no-such-flag' found; see proxier-demo run --help"),
         (&["--cluster-cidr", "x", "--manifests", &manifest], "--cluster-cidr: \"x\" is not a network"),
         (&["--config", "/nonexistent/config.conf"], "/nonexistent/config.conf: "),
         (&["--config", &unparsable], "unparsable: "),

@@ -192,9 +192,11 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     if first.starts_with('-') && !matches!(first, "-h" | "--help" | "-V" | "--version" | "--version=true") {
         args.insert(1, "run".into());
     }
-    let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error))?;
+    let command = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default().to_owned();
+    let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error, &command))?;
     let Some((name, matches)) = matches.remove_subcommand() else {
-        let reason = "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup";
+        let reason =
+            "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup; see proxier-demo --help";
         return Err(Ending::bad_input(Problem::new("", reason)));
     };
     if name == "completion" {
@@ -403,8 +405,7 @@ fn clap() -> Clap {
     Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(build::LINE)
-        .subcommand_required(true)
-        .arg_required_else_help(false)
+        .override_usage(format!("{NAME} <COMMAND>"))
         .after_help(format!("Exit codes:{}", exit_codes.collect::<String>()))
         .subcommands(commands)
         .subcommand(
@@ -443,7 +444,8 @@ fn add_arguments(command: Clap) -> Clap {
         .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
         .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "diff", "show"])));
     let command = if is_one_of(&["plan", "render", "explain", "trace", "diff", "show", "probe"]) {
-        let output = option("output").short('o').value_parser(["text", "json"]).default_value("text");
+        let output =
+            option("output").short('o').value_name("FORMAT").value_parser(["text", "json"]).default_value("text");
         command.arg(output.help("How to print").display_order(0))
     } else {
         command
@@ -574,8 +576,8 @@ fn sources_and_files() -> [Arg; 9] {
     ]
 }
 
-/// Converts an error of the parser, joining its lines into one.
-fn ending(error: &clap::Error) -> Ending {
+/// Converts an error of the parser about this command, joining its lines into one.
+fn ending(error: &clap::Error, command: &str) -> Ending {
     let text = error.to_string();
     if !error.use_stderr() {
         return Ending { code: 0, text };
@@ -590,8 +592,10 @@ fn ending(error: &clap::Error) -> Ending {
             parts.push(part.to_owned());
         }
     }
-    let text = parts.join("; ");
-    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
+    let text = parts.join("; ").replace(":; ", ": ");
+    let known = COMMANDS.iter().find(|(name, ..)| *name == command).map(|(name, ..)| format!(" {name}"));
+    let help = known.unwrap_or_default() + " --help";
+    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo{help}", OneLine(&text)) }
 }
 
 /// Warning that node ports are requested on loopback addresses on which the mode does not serve them.

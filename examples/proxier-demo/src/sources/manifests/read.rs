@@ -427,7 +427,7 @@ mod tests {
             ("apiVersion: v1\nkind: Service\nmetadata: {name: [a]}", "metadata.name: missing or empty"),
             (
                 "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: y}\nspec: {ports: [{port: http}]}",
-                "Service y/x: spec.ports[0].port: invalid type: string \"http\", expected i64",
+                "Service y/x: spec.ports[0].port: invalid type: string \"http\", expected a whole number",
             ),
             (
                 "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: x}, spec: 5}]",

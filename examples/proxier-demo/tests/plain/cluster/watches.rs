@@ -293,7 +293,7 @@ async fn repeated_and_late_events_change_nothing() {
 #[tokio::test]
 async fn one_bad_object_stops_no_other() {
     let [protobuf, json] = in_both_encodings();
-    let reason = "invalid type: string \"http\", expected i64";
+    let reason = "invalid type: string \"http\", expected a whole number";
     bad_object_stops_no_other(json, reason, str::to_owned).await;
     // Without an object no Event is sent.
     let named = |line: &str| line.replace("{}", "{\"metadata\":{}}").replace('7', "{\"metadata\":{}}");
