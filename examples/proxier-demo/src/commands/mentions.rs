@@ -10,7 +10,7 @@ use proxier_core::ports::{LocalRoute, RouteOwner};
 use proxier_core::sketch::KernelState;
 use serde::Serialize;
 
-const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+use crate::settings::cli::packet;
 
 /// A line, and the tool that would print it.
 #[derive(Debug, Serialize)]
@@ -79,8 +79,7 @@ fn server_of(line: &str) -> Option<VirtualServerKey> {
 }
 
 fn key(address: &str, protocol: &str, port: &str) -> Option<FrontendKey> {
-    let protocol = PROTOCOLS.into_iter().find(|known| known.name().eq_ignore_ascii_case(protocol))?;
-    Some(FrontendKey::new(protocol, address.parse().ok()?, port.parse().ok()?))
+    Some(FrontendKey::new(packet::protocol(protocol)?, address.parse().ok()?, port.parse().ok()?))
 }
 
 /// The Frontend of an entry of a set that begins with `10.96.0.10,tcp:80`.
@@ -90,12 +89,10 @@ fn key_of_entry(entry: &str) -> Option<FrontendKey> {
     key(address, protocol, port)
 }
 
-/// The protocol of a set of node ports, whose entries are only numbers.
+/// The protocol of a set of node ports, whose entries are only numbers: `KUBE-NODE-PORT-LOCAL-TCP`.
 fn node_ports(set: &str) -> Option<Protocol> {
-    let of_set = |protocol: &Protocol| {
-        set.contains(&format!("NODE-PORT-{protocol}")) || set.contains(&format!("NODE-PORT-LOCAL-{protocol}"))
-    };
-    PROTOCOLS.into_iter().find(of_set)
+    let (_, rest) = set.split_once("NODE-PORT-")?;
+    packet::protocol(rest.strip_prefix("LOCAL-").unwrap_or(rest))
 }
 
 /// The elements of a table, each with its set. A simulated node prints all elements of a set on one line.

@@ -28,6 +28,11 @@ impl FromStr for Sender {
     }
 }
 
+/// A protocol by its name in capital or small letters.
+pub(crate) fn protocol(name: &str) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|known| known.name().eq_ignore_ascii_case(name))
+}
+
 /// An address and port, with or without a protocol: `10.96.0.10:80`, `[fd00::1]:53/udp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct To(pub FrontendKey);
@@ -37,12 +42,7 @@ impl FromStr for To {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (place, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-        let protocol = match protocol.to_ascii_lowercase().as_str() {
-            "tcp" => Protocol::Tcp,
-            "udp" => Protocol::Udp,
-            "sctp" => Protocol::Sctp,
-            _ => return Err("the protocol is none of tcp, udp, sctp"),
-        };
+        let protocol = self::protocol(protocol).ok_or("the protocol is none of tcp, udp, sctp")?;
         let place: SocketAddr = place.parse().map_err(
             |_other| "write ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80 or [fd00::1]:53/udp",
         )?;
