@@ -19,6 +19,14 @@ fn recording() -> (ApiServer, Runtime, Recorder) {
     (server, runtime, recorder)
 }
 
+/// Reasons and notes of the Events that have arrived, sorted.
+fn notes(server: &ApiServer) -> Vec<String> {
+    let note = |event: &Value| [&event["reason"], &event["note"]].map(|of| of.as_str().unwrap()).join(": ");
+    let mut notes: Vec<String> = server.events().iter().map(note).collect();
+    notes.sort();
+    notes
+}
+
 struct Play {
     kernel: FakeKernel,
     health: Arc<Health>,
@@ -153,17 +161,14 @@ fn refused_policies_are_reported_with_the_reason() {
     play.send(Change::Synced);
     play.until("two Events", |_| server.events().len() >= 2);
     let events = server.events();
-    assert_eq!(events.len(), 2, "{events:?}");
-    let of =
-        |reason: &str| events.iter().find(|event| event["reason"] == reason).unwrap_or_else(|| panic!("{events:?}"));
-    let note = |reason| of(reason)["note"].as_str().unwrap();
     assert!(events.iter().all(|event| event["regarding"]["name"] == "web" && event["type"] == "Warning"), "{events:?}");
+    let [invalid, not_as_configured] = &notes(&server)[..] else { panic!("{events:?}") };
     assert_eq!(
-        note("InvalidField"),
-        "Service demo/web: metadata.annotations[proxier/scheduler] fast: not a scheduler of IPVS; the configured one counts"
+        invalid,
+        "InvalidField: Service demo/web: metadata.annotations[proxier/scheduler] fast: not a scheduler of IPVS; the configured one counts"
     );
-    let expected = "Service demo/web: ipvs.markSplit not for TCP 203.0.113.5:80: clients stay with their endpoints, ";
-    assert!(note("NotAsConfigured").starts_with(expected), "{events:?}");
+    let expected = "NotAsConfigured: Service demo/web: ipvs.markSplit not for TCP 203.0.113.5:80: clients stay with their endpoints, ";
+    assert!(not_as_configured.starts_with(expected), "{events:?}");
     assert!(play.is_healthy() && play.health.is_ready());
     play.until("it is counted", |play| {
         play.metric(|metrics| (metrics.unmarked, metrics.totals.failed_passes)) == (1, 0)
@@ -240,28 +245,13 @@ fn ports_open_in_the_other_family_are_reported() {
     play.send(Change::Synced);
     play.until("several full passes", |play| play.full_passes() > 3);
     play.until("two Events", |_| server.events().len() >= 2);
-    let mut told: Vec<(String, String)> = server
-        .events()
-        .iter()
-        .map(|event| {
-            let text = |value: &Value| value.as_str().unwrap().to_owned();
-            (text(&event["reason"]), text(&event["note"]))
-        })
-        .collect();
-    told.sort();
     let expected = [
-        (
-            "InvalidField",
-            "Service demo/open: spec.loadBalancerSourceRanges 2001:db8:1::/48: no network of IPv4, so everybody may use the \
-                          IPv4 addresses; add those who may, or 0.0.0.0/0",
-        ),
-        (
-            "NotAsConfigured",
-            "nodePortAddresses has no network of IPv4: node ports and health-check ports are open on all IPv4 addresses of \
-                             this node; add one, or 127.0.0.1/32 for none",
-        ),
+        "InvalidField: Service demo/open: spec.loadBalancerSourceRanges 2001:db8:1::/48: no network of IPv4, so everybody may use the \
+         IPv4 addresses; add those who may, or 0.0.0.0/0",
+        "NotAsConfigured: nodePortAddresses has no network of IPv4: node ports and health-check ports are open on all IPv4 addresses \
+         of this node; add one, or 127.0.0.1/32 for none",
     ];
-    assert_eq!(told, expected.map(|(reason, note)| (reason.to_owned(), note.to_owned())));
+    assert_eq!(notes(&server), expected);
     let listening = play.told().listening;
     assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
 }
