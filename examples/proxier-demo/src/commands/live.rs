@@ -2,6 +2,7 @@
 //! has everything. Sends and changes nothing.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use iptables::{BackendChoice, Iptables, System};
 use proxier_core::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::{Kind, iptables as iptables_mode, other_addresses};
-use proxier_core::ports::{PortError, Ports};
+use proxier_core::ports::Ports;
 use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
 
@@ -31,7 +32,7 @@ pub(super) struct Live {
 impl Live {
     pub(super) fn open(configured: &Configured, during: Duration) -> Result<Self, Problem> {
         let mut kernel = kernel::open()?;
-        let host = kernel.ports().links.addresses().map_err(|error| unread(&error))?;
+        let host = kernel.ports().links.addresses().map_err(unread)?;
         let names = &configured.settings.core.names;
         let addresses = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
         Ok(Live { kernel, addresses, during })
@@ -52,7 +53,7 @@ impl Live {
         complete: &mut Ports<'_>,
     ) -> Result<LiveState, Problem> {
         let obstacles = obstacles(mode, facts, &mut self.kernel.ports());
-        let expected = inspect_packet(mode, packet, facts, complete).map_err(|error| unread(&error))?;
+        let expected = inspect_packet(mode, packet, facts, complete).map_err(unread)?;
         let mut inspection = self.inspection(mode, packet, facts)?;
         let mut counted = None;
         if !self.during.is_zero() {
@@ -73,17 +74,16 @@ impl Live {
 
     fn inspection(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Inspection, Problem> {
         if !mode.facts().counts_by_rule {
-            return inspect_packet(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
+            return inspect_packet(mode, packet, facts, &mut self.kernel.ports()).map_err(unread);
         }
         let key = &packet.to;
-        let refused = |error: iptables::Error| Problem::new("trace --live", error.to_string());
-        let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(refused)?;
-        let dump = programs.dump_with_counters().map_err(refused)?;
+        let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(unread)?;
+        let dump = programs.dump_with_counters().map_err(unread)?;
         Ok(iptables_mode::inspect(&dump, key, facts.is_on_interface(key.address)))
     }
 }
 
-fn unread(error: &PortError) -> Problem {
+fn unread(error: impl Display) -> Problem {
     Problem::new("trace --live", error.to_string())
 }
 

@@ -146,7 +146,6 @@ fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
 
 /// A number in at most six characters: `0`, `2.5`, `1234`, `98.7k`, `12.3M`.
 pub(super) fn short(number: f64) -> String {
-    const UNITS: [&str; 5] = ["k", "M", "G", "T", "P"];
     if number == 0.0 {
         return "0".to_owned();
     }
@@ -156,14 +155,14 @@ pub(super) fn short(number: f64) -> String {
     if number < 9999.5 {
         return format!("{number:.0}");
     }
-    let (mut number, mut unit) = (number / 1000.0, "k");
-    for next in UNITS.into_iter().skip(1) {
+    let mut number = number / 1000.0;
+    for unit in ["k", "M", "G", "T"] {
         if number < 999.95 {
-            break;
+            return format!("{number:.1}{unit}");
         }
-        (number, unit) = (number / 1000.0, next);
+        number /= 1000.0;
     }
-    format!("{number:.1}{unit}")
+    format!("{number:.1}P")
 }
 
 /// A table with heads. The first and the last column are text, and the others numbers. The widest columns share a

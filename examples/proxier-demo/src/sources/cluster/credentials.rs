@@ -244,11 +244,8 @@ fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     if token.is_none() && identity.is_none() {
         return Err(no_credentials("it has neither a token nor a certificate".to_owned()));
     }
-    let until = match filled(status.expiration_timestamp) {
-        Some(text) => until(&text, now).map_err(no_credentials)?,
-        None => None,
-    };
-    Ok(ExecCredentials { token, identity, until })
+    let until = filled(status.expiration_timestamp).map(|text| until(&text, now)).transpose();
+    Ok(ExecCredentials { token, identity, until: until.map_err(no_credentials)?.flatten() })
 }
 
 /// When credentials that expire at this time must be replaced; `None`: never.
