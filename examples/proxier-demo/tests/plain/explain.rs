@@ -621,7 +621,11 @@ fn files_that_say_nothing_are_no_secret() {
     let folder = Folder::new("ignored");
     let path = folder.0.display().to_string();
     let said = || text(&demo(&["render", "--manifests", &path]).stderr);
-    assert!(said().contains("read 0 Services, 0 EndpointSlices in 0 files"), "{}", said());
+    assert!(
+        said().contains("read 0 Services, 0 EndpointSlices in 0 files; the files of a directory must end in .yaml, "),
+        "{}",
+        said()
+    );
     let item = |kind: &str| format!("{{apiVersion: v1, kind: {kind}, metadata: {{name: x}}}}");
     let list = |items: &[String]| format!("apiVersion: v1\nkind: List\nitems: [{}]\n", items.join(", "));
     folder.put("list.yaml", &list(&[item("Endpoints"), item("Secret"), item("Endpoints")]));

@@ -593,9 +593,8 @@ fn ending(error: &clap::Error, command: &str) -> Ending {
         }
     }
     let text = parts.join("; ").replace(":; ", ": ");
-    let known = COMMANDS.iter().find(|(name, ..)| *name == command).map(|(name, ..)| format!(" {name}"));
-    let help = known.unwrap_or_default() + " --help";
-    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo{help}", OneLine(&text)) }
+    let name = if COMMANDS.iter().any(|(name, ..)| *name == command) { format!(" {command}") } else { String::new() };
+    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo{name} --help", OneLine(&text)) }
 }
 
 /// Warning that node ports are requested on loopback addresses on which the mode does not serve them.

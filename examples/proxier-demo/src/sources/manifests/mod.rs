@@ -197,14 +197,17 @@ impl Manifests {
         let (services, slices) = (count(ObjectKind::Service), count(ObjectKind::EndpointSlice));
         let mut ignored = BTreeMap::new();
         for (kind, count) in all().flat_map(|file| &file.ignored) {
-            let sum: &mut usize = ignored.entry(kind).or_default();
-            *sum = sum.saturating_add(*count);
+            *ignored.entry(kind).or_insert(0) += count;
         }
         let files = all().count();
         let has_endpoints = ignored.keys().any(|kind| *kind == "Endpoints");
         let each: Vec<String> = ignored.iter().map(|(kind, count)| format!("{count} of kind {kind}")).collect();
         let ignored = if each.is_empty() { String::new() } else { format!("; ignored {}", each.join(", ")) };
-        let advice = if has_endpoints { "; endpoints are read from EndpointSlices only" } else { "" };
+        let advice = match (files, has_endpoints) {
+            (0, _) => "; the files of a directory must end in .yaml, .yml or .json",
+            (_, true) => "; endpoints are read from EndpointSlices only",
+            _ => "",
+        };
         let said = format!("read {services} Services, {slices} EndpointSlices in {files} files{ignored}{advice}");
         if said == self.summary {
             return;
@@ -376,8 +379,7 @@ impl File {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]
-fn unread(error: io::Error) -> String {
+fn unread(error: impl std::fmt::Display) -> String {
     format!("cannot be read ({error})")
 }
 

@@ -51,8 +51,7 @@ impl Contents {
     fn ignore(&mut self, kind: &str) {
         let is_room = self.ignored.len() < Self::KINDS || self.ignored.contains_key(kind);
         let kind = if is_room { kind } else { "other kinds" };
-        let count = self.ignored.entry(kind.to_owned()).or_default();
-        *count = count.saturating_add(1);
+        *self.ignored.entry(kind.to_owned()).or_default() += 1;
     }
 }
 
