@@ -61,10 +61,14 @@ fn succeeds(name: &str, arguments: &[&str]) -> String {
 
 #[track_caller]
 fn tool(line: &str) -> String {
-    let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-    text(&output.stdout)
+    let words: Vec<&str> = line.split_whitespace().collect();
+    testkit::oracle::run(words[0], &words[1..], None).unwrap().stdout
+}
+
+/// Makes the kernel track connections.
+fn track() {
+    let table = "table ip t { chain c { type filter hook input priority 0; ct state new counter; }\n}\n";
+    testkit::oracle::run("nft", &["-f", "-"], Some(table)).unwrap();
 }
 
 fn set(lines: &[&str]) -> BTreeSet<String> {
@@ -468,12 +472,7 @@ fn source_nat_gives_each_client_one_address_of_the_pool() {
 #[test]
 fn follow_connections_tells_them_as_conntrack_does() {
     kernel_test(&[Need::Root, Need::Nftables, Need::Conntrack], || {
-        testkit::oracle::run(
-            "nft",
-            &["-f", "-"],
-            Some("table ip t { chain c { type filter hook input priority 0; ct state new counter; }\n}\n"),
-        )
-        .unwrap();
+        track();
         let running = Running::start("follow_connections", &[]);
         running.until_printed("listening");
         let server = serve(&Netns::current().unwrap(), "127.0.0.1:0", "here");
@@ -682,8 +681,7 @@ fn a_stream_waits_and_tells_of_lost_events() {
 #[test]
 fn connections_are_a_stream() {
     kernel_test(&[Need::Root, Need::Nftables, Need::Conntrack], || {
-        let tracked = "table ip t { chain c { type filter hook input priority 0; ct state new counter; }\n}\n";
-        testkit::oracle::run("nft", &["-f", "-"], Some(tracked)).unwrap();
+        track();
         runtime().block_on(async {
             let listener = Listener::open(Protocol::Netfilter, &follow_connections::GROUPS).unwrap();
             let mut connections = tokio_agent::Stream::new(listener).unwrap();
