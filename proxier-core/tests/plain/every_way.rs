@@ -265,3 +265,26 @@ proptest! {
         run(way, &events);
     }
 }
+
+/// What it served is gone when the next process starts.
+#[test]
+fn a_process_that_dies_after_any_write_leaves_nothing_over() {
+    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00:10::1"],
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
+    for way in WAYS {
+        for writes in 0.. {
+            let kernel = way.kernel();
+            let strangers = held(&kernel);
+            let mut node = way.process(&kernel, &[]);
+            node.service("web", spec.clone());
+            node.slice("web", &["10.244.1.1"]);
+            node.slice("web", &["fd00:244::1"]);
+            kernel.crash_after(writes);
+            node.pass();
+            if !kernel.has_crashed() {
+                break;
+            }
+            comes_to_rest(way, way.process(&kernel, &[]), &[], &strangers);
+        }
+    }
+}

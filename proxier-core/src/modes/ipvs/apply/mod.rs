@@ -249,10 +249,12 @@ impl<'a> Run<'a, '_> {
     }
 
     /// The entries with which a set is created, in one step. A set that lacked some for a moment would make those
-    /// virtual servers look like another program's ([`Observed::owns`]).
+    /// virtual servers look like another program's ([`Observed::owns`]). Without entries too, because that step removes
+    /// what a process left over that died in it.
     fn entries_of_new(&self, set: SetKey) -> Option<&'a BTreeSet<Element>> {
+        const NONE: &BTreeSet<Element> = &BTreeSet::new();
         let stage = self.plan.stages.get(&Phase::Prepare).filter(|_| set.kind == SetKind::NodePortServed)?;
-        stage.entries.get(&set).filter(|_| stage.sets.contains(&set))
+        stage.sets.contains(&set).then(|| stage.entries.get(&set).unwrap_or(NONE))
     }
 
     /// Why an operation is not tried, if so.
