@@ -3,7 +3,6 @@
 mod chain;
 mod datatype;
 mod element;
-mod element_list;
 mod flowtable;
 mod key;
 mod object;
@@ -15,8 +14,7 @@ mod value;
 pub use chain::{BaseChain, Chain, ChainType, Hook, ObservedChain, Policy, Priority};
 pub(crate) use datatype::padded;
 pub use datatype::{ByteOrder, DataType, Field, FieldTypes};
-pub use element::{Element, ElementData, ElementExtras, ElementKey, Verdict};
-pub use element_list::ElementList;
+pub use element::{Element, ElementData, ElementExtras, ElementKey, ElementList, Verdict};
 pub use flowtable::{Flowtable, FlowtableFlags, ObservedFlowtable};
 pub use key::{ChainKey, Family, FlowtableKey, Name, ObjectKey, SetKey, TableKey};
 pub use object::{Object, ObjectData, ObjectType, ObservedObject};

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use nftables::Set;
 
 use super::layout::Layout;
-use super::lower::{Item, SetName, Treatment, concat, lower};
-use super::observed::{Observed, sorted};
+use super::lower::{Item, SetName, Treatment, concat, lower, sorted};
+use super::observed::Observed;
 use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, toggle};

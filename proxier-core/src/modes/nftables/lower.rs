@@ -103,6 +103,17 @@ impl Item {
     }
 }
 
+/// The elements of a set, sorted by key.
+pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
+    elements.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    elements
+}
+
+/// The index of an element in such a list.
+pub(super) fn place(sorted: &[Element], key: &ElementKey) -> Option<usize> {
+    sorted.binary_search_by(|element| element.key.cmp(key)).ok()
+}
+
 /// Concatenates fields. Never too long: the longest are two IPv6 addresses, a protocol and two ports.
 pub(super) fn concat(fields: &[Value]) -> Value {
     Value::concat(fields).unwrap_or(Value::EMPTY)

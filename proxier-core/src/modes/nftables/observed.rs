@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nftables::{ChainKey, Element, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
-use super::lower::{Item, SetName, number, with};
+use super::lower::{Item, SetName, number, place, sorted, with};
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
@@ -42,11 +42,6 @@ impl Observed {
         self.elements.get(&set).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The index of an element in its set.
-    pub(super) fn place(&self, set: SetName, key: &ElementKey) -> Option<usize> {
-        self.of(set).binary_search_by(|element| element.key.cmp(key)).ok()
-    }
-
     /// The slots of a Frontend's endpoints, and the capacity of the chain that chooses among them. `picked`: the chains
     /// that Frontends enter through their sets ([`Observed::picked`]), by key.
     pub(super) fn slots(&self, frontend: &FrontendKey, picked: &BTreeMap<&ElementKey, Pick>) -> HeldSlots {
@@ -66,7 +61,8 @@ impl Observed {
         if held.cluster.slots.is_empty() && held.local.slots.is_empty() {
             return held;
         }
-        let service = self.place(SetName::Services, &key).and_then(|place| self.of(SetName::Services).get(place));
+        let services = self.of(SetName::Services);
+        let service = place(services, &key).and_then(|place| services.get(place));
         if let Some(ElementData::Verdict(Verdict::Goto(chain))) = service.and_then(|element| element.data.as_ref()) {
             for is_local in [false, true] {
                 held.of_mut(is_local).most = most_of(chain.as_str(), is_local);
@@ -95,12 +91,6 @@ impl Observed {
         served.extend(keys(SetName::Services).chain(picked).map(|key| (key, true)));
         served
     }
-}
-
-/// The elements of a set, sorted by key.
-pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
-    elements.sort_unstable_by(|one, other| one.key.cmp(&other.key));
-    elements
 }
 
 /// Reads a family's table; `None` if it does not exist.

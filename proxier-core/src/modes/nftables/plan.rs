@@ -8,7 +8,7 @@ use nftables::{Element, ElementData, ElementKey, ElementList, Expression, Rule, 
 
 use super::index::{Index, frontends};
 use super::layout::{Layout, SERVICES};
-use super::lower::{Item, SetName};
+use super::lower::{Item, SetName, place};
 use super::observed::{Observed, frontend_of, read};
 use super::pick::Pick;
 use crate::modes::Work;
@@ -87,7 +87,7 @@ impl TablePlan {
         let mut there: BTreeMap<&str, &Vec<Rule>> =
             before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).collect();
         let mut compare = |plan: &mut TablePlan, item: Item| {
-            let place = before.place(item.set, &item.key);
+            let place = before.elements.get(&item.set).and_then(|elements| place(elements, &item.key));
             match place.and_then(|place| elements.get_mut(&item.set)?.get_mut(place)?.take()) {
                 Some(element) if element.data == item.data => return false,
                 Some(_) => plan.delete(item.set, item.key.clone()),
