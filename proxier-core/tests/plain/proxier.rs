@@ -237,7 +237,9 @@ fn what_depends_on_what_failed_is_not_tried_and_says_so() {
     world.run(Duration::from_secs(3));
 
     let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
-    world.kernel.fail(Fault::new(Call::SetsCreate, PortErrorKind::Unavailable).family(Family::V4).every());
+    for call in [Call::SetsCreate, Call::SetsReplace] {
+        world.kernel.fail(Fault::new(call, PortErrorKind::Unavailable).family(Family::V4).every());
+    }
     let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::Entry, Part::Rules], 18), "{report:#?}");
     assert_eq!(*world.proxier.totals().restore_failures.of(Family::V4), 0, "no program was run");
