@@ -62,7 +62,7 @@ impl Client {
         let genl = |connection: fn(Socket) -> Connection| {
             open()
                 .and_then(|socket| Genl::new(connection(socket), uapi::GENL_NAME))
-                .map_err(|error| below(error, "opening", Subject::Ipvs))
+                .map_err(|error| Error::below(error, "opening", Subject::Ipvs))
         };
         Ok(Client { genl: genl(Connection::new)?, short: Some(genl(Connection::for_short_dumps)?) })
     }
@@ -74,7 +74,7 @@ impl Client {
     pub fn with_transport(transport: impl Transport + 'static) -> Result<Self, Error> {
         Genl::with_transport(uapi::GENL_NAME, transport)
             .map(|genl| Client { genl, short: None })
-            .map_err(|error| below(error, "opening", Subject::Ipvs))
+            .map_err(|error| Error::below(error, "opening", Subject::Ipvs))
     }
 
     /// Changes timeouts, the number of attempts at a read, and the size of a send.
@@ -325,7 +325,7 @@ impl Client {
                 let meaning = DelDaemon::<&DaemonState>::classify(kernel.errno);
                 Err(Error::refused(*kernel, meaning, MissingModule::Ipvs, DOING, subject))
             }
-            (_, Err(error)) => Err(below(error, DOING, subject)),
+            (_, Err(error)) => Err(Error::below(error, DOING, subject)),
             (Some(_), Ok(())) => Err(Error::new(ErrorKind::StateUnknown, DOING, subject)),
             (None, Ok(())) => Ok(()),
         }
@@ -397,7 +397,7 @@ impl Client {
         answers.into_iter().next().ok_or_else(|| {
             let missing = netlink_batch::WireError::Missing { attribute: format!("the answer to {}", C::NAME) };
             let error = netlink_batch::Error::new(netlink_batch::ErrorKind::Malformed(missing), "netlink request");
-            below(error, "reading", subject)
+            Error::below(error, "reading", subject)
         })
     }
 
@@ -417,13 +417,9 @@ impl Client {
     }
 }
 
-fn below(error: netlink_batch::Error, doing: &'static str, subject: Subject) -> Error {
-    Error::below(error, doing, subject)
-}
-
 fn failed<C: Command>(error: netlink_batch::Error, doing: &'static str, subject: Subject) -> Error {
     match error.kernel() {
         Some(kernel) => Error::refused(kernel.clone(), C::classify(kernel.errno), MissingModule::Ipvs, doing, subject),
-        None => below(error, doing, subject),
+        None => Error::below(error, doing, subject),
     }
 }

@@ -662,7 +662,7 @@ impl Elements {
                 return invalid("it ends before it starts");
             }
         }
-        element.extras().comment.as_deref().map_or(Ok(()), |comment| userdata::check(Some(comment), 0))
+        userdata::check(element.extras().comment.as_deref(), 0)
     }
 
     fn put(&self, out: &mut Encoder, from: usize) -> usize {

@@ -9,8 +9,7 @@ use crate::exit::{BAD_INPUT, FAILED};
 use crate::output::misleads;
 
 /// A part of the input that cannot be used. Prints on one line: `web.yaml: document 2: Service demo/web:
-/// spec.ports[0].port: invalid type: string "http", expected a
-/// whole number`.
+/// spec.ports[0].port: invalid type: string "http", expected a whole number`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Problem {
     /// The file, flag or server from which it came.

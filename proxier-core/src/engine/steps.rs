@@ -63,8 +63,8 @@ impl Reconciler {
     pub(super) fn refresh_desired(&mut self, now: Moment) -> RefreshOutcome {
         let changed = std::mem::take(&mut self.backlog.services);
         let mut refreshed = RefreshOutcome::default();
-        let is_first = !self.is_settled() && !changed.is_empty();
-        if is_first {
+        let is_starting = !self.is_settled() && !changed.is_empty();
+        if is_starting {
             // What is compiled takes the memory that this frees.
             self.store.compact();
         }
@@ -81,7 +81,7 @@ impl Reconciler {
             self.refresh(&services, &mut refreshed);
         }
         self.desired.without_affinity = self.mode.without_affinity();
-        if is_first {
+        if is_starting {
             // A first plan takes most memory: before it, what the objects took without need goes.
             self.desired.compact();
             self.mode.compact();

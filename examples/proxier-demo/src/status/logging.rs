@@ -134,7 +134,7 @@ mod tests {
     fn memory_is_bounded_and_a_full_limiter_costs_little() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
-        // Two Services that both claimed so many addresses and ports delayed every change by 4 s.
+        // Two Services that both claimed 200,000 addresses and ports delayed every change by 4 s.
         let passed = (0..200_000).filter(|number| limiter.pass(&number.to_string(), start)).count();
         assert_eq!(passed, Limiter::OBJECTS);
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());

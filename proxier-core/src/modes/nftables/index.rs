@@ -129,8 +129,10 @@ impl Index {
     }
 
     fn has(&self, need: &Need) -> bool {
-        matches!(need, Need::ClusterIp(address) if self.cluster_ips.contains_key(address))
-            || self.needs.contains_key(need)
+        match need {
+            Need::ClusterIp(address) => self.cluster_ips.contains_key(address),
+            need => self.needs.contains_key(need),
+        }
     }
 
     /// The same, and records the change.

@@ -297,7 +297,7 @@ pub(super) mod tests {
         // Deleted and added again between two readings: the same.
         let half = u64::from(u32::MAX / 2);
         assert_eq!(of(stats(half + 2, 9, 900), stats(1, 1, 60)).connections, 1.0);
-        // Without elapsed time there is no rate.
+        // A rate needs elapsed time.
         assert_eq!(per_second(&stats(0, 0, 0), &stats(5, 5, 5), Duration::ZERO), PerSecond::default());
     }
 }

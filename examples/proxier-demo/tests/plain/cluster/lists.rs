@@ -162,18 +162,22 @@ async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
     watching.ends_with(&server).await;
 }
 
+/// The next list of a kind is empty by mistake, of a version that cannot be watched any more. Service `d` is new then.
+fn answers_empty_once(server: &ApiServer, resource: &str) {
+    let empty = json!({"metadata": {"resourceVersion": server.version().to_string()}, "items": []});
+    server.outage(true);
+    server.put(&service("d", 80));
+    server.compact();
+    server.fail_next(resource, Verb::List, Fault::Text(empty.to_string()));
+    server.outage(false);
+}
+
 /// Few Services are removed at once, so an empty answer by mistake would take them all away for a moment.
 #[tokio::test]
 async fn an_empty_later_list_takes_nothing_away_before_its_version_can_be_watched() {
     let server = three_services();
     let mut watching = settled(&server, quick()).await;
-    let version = server.version().to_string();
-    server.outage(true);
-    server.put(&service("d", 80));
-    server.compact();
-    let empty = json!({"kind": "ServiceList", "metadata": {"resourceVersion": version}, "items": []});
-    server.fail_next("services", Verb::List, Fault::Text(empty.to_string()));
-    server.outage(false);
+    answers_empty_once(&server, "services");
     assert_eq!(until_listed(&mut watching).await, "list: list: +d");
     // One that can be watched is believed.
     server.outage(true);
@@ -192,13 +196,7 @@ async fn an_empty_later_list_takes_nothing_away_before_its_version_can_be_watche
 async fn an_empty_list_does_not_take_the_node_away_before_its_version_can_be_watched() {
     let server = three_services();
     let mut watching = settled(&server, quick()).await;
-    let version = server.version().to_string();
-    server.outage(true);
-    server.put(&service("d", 80));
-    server.compact();
-    let empty = json!({"kind": "NodeList", "metadata": {"resourceVersion": version}, "items": []});
-    server.fail_next("nodes", Verb::List, Fault::Text(empty.to_string()));
-    server.outage(false);
+    answers_empty_once(&server, "nodes");
     watched(&server).await;
     assert_eq!(watching.line().await, "+service default/d");
     watching.ends_with(&server).await;
