@@ -1,6 +1,5 @@
 //! Parses YAML and JSON to values, and values to typed objects, with errors that name the field.
 
-use std::fmt::Display;
 use std::io::{self, BufRead};
 
 use serde::de::{DeserializeOwned, DeserializeSeed};
@@ -118,7 +117,7 @@ pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserializ
 /// Reads a value as a typed object.
 /// Errors: the path of the field at fault (empty for the object itself), and what is wrong with it.
 pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
-    serde_path_to_error::deserialize(value).map_err(|error| named(&error))
+    serde_path_to_error::deserialize(value).map_err(|error| (path(error.path()), in_words(error.inner().to_string())))
 }
 
 /// Reads a value like [`read`]; also returns the paths of fields that `T` does not have.
@@ -130,27 +129,20 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string().replace(".?", "").replace("?.", ""));
     match T::deserialize(serde_ignored::Deserializer::new(with_path, &mut note)) {
         Ok(object) => Ok((object, unknown)),
-        Err(error) => Err((path(&track.path()), in_words(&error))),
+        Err(error) => Err((path(&track.path()), in_words(error.to_string()))),
     }
 }
 
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
     // Tracking the path doubles the cost of reading, and only bad texts need it.
-    if let Ok(object) = serde_json::from_str(text) {
-        return Ok(object);
-    }
-    let mut json = serde_json::Deserializer::from_str(text);
-    serde_path_to_error::deserialize(&mut json).map_err(|error| named(&error))
-}
-
-/// The path of the field at fault (empty for the object itself), and what is wrong with it.
-pub fn named<E: Display>(error: &serde_path_to_error::Error<E>) -> (String, String) {
-    (path(error.path()), in_words(error.inner()))
+    serde_json::from_str(text).or_else(|_| {
+        let value: Value = serde_json::from_str(text).map_err(|error| (String::new(), error.to_string()))?;
+        read(&value)
+    })
 }
 
 /// The text of an error, with words of YAML and JSON for the types of this program.
-fn in_words(error: &dyn Display) -> String {
-    let mut text = error.to_string();
+pub fn in_words(mut text: String) -> String {
     for (of_rust, plain) in [("i64", "a whole number"), ("f64", "a number"), ("a sequence", "a list")] {
         text = text.replace(&format!("expected {of_rust}"), &format!("expected {plain}"));
     }

@@ -248,7 +248,8 @@ pub(super) fn configuration(matches: &ArgMatches, given_by: &Origin) -> Result<K
     for flag in FLAGS.iter().chain(LOGGING).filter(|flag| given(matches, flag.0)) {
         set(&mut value, flag, matches);
     }
-    yaml::read(&value).map_err(|(field, reason)| given_by.problem(&field, reason))
+    let object = yaml::read_strictly(&value).map_err(|(field, reason)| given_by.problem(&field, reason))?;
+    Ok(object.0)
 }
 
 /// Applies logging flags to the configuration of a file.

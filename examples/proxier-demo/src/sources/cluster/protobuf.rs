@@ -6,13 +6,36 @@
 //! except behind pointers.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use k8s_openapi::jiff::Timestamp;
-use serde::de::value::Error;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
 use crate::yaml;
+
+/// What is wrong, and the path of the field.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.1)]
+pub(super) struct Error(Box<(String, String)>);
+
+impl serde::de::Error for Error {
+    fn custom<T: Display>(reason: T) -> Self {
+        Error(Box::new((String::new(), reason.to_string())))
+    }
+}
+
+impl Error {
+    /// Puts what the field is in before its path.
+    fn within(mut self, parent: &str) -> Self {
+        let path = &mut self.0.0;
+        if !path.is_empty() && !path.starts_with('[') {
+            path.insert(0, '.');
+        }
+        path.insert_str(0, parent);
+        self
+    }
+}
 
 pub(super) struct Field(u32, &'static str, Kind);
 
@@ -131,9 +154,8 @@ pub(super) const SERVICE_CIDR: &[Field] = fields! { 1 "metadata" METADATA; 2 "sp
 /// Reads a message as an object.
 /// Errors: the path of the wrong field, and what is wrong.
 pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
-    let value = || Value { kind: Message(fields), wire: Wire::Bytes(message) };
-    // Tracking the path is expensive, and only bad messages need it.
-    T::deserialize(value()).or_else(|_| serde_path_to_error::deserialize(value()).map_err(|error| yaml::named(&error)))
+    let value = Value { kind: Message(fields), wire: Wire::Bytes(message) };
+    T::deserialize(value).map_err(|Error(error)| (error.0, yaml::in_words(error.1)))
 }
 
 /// Where the object begins within the envelope of bodies and events (four bytes, and `runtime.Unknown`), and its length.
@@ -296,7 +318,7 @@ impl<'de> Deserializer<'de> for Value<'de> {
             (Time, Wire::Bytes(bytes)) => visitor.visit_string(time(bytes)?),
             (Message(fields), Wire::Bytes(rest)) => visitor.visit_map(Fields { rest, table: fields, value: None }),
             (Map, Wire::Bytes(rest)) => visitor.visit_map(Entries { rest, value: &[] }),
-            (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind }),
+            (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind, number: 0 }),
             (Pointer(kind), wire) => Value { kind: *kind, wire }.deserialize_any(visitor),
             _ => Err(Error::custom("the protobuf message has another type at this field")),
         }
@@ -324,8 +346,8 @@ impl<'de> Deserializer<'de> for Value<'de> {
 struct Fields<'a> {
     rest: &'a [u8],
     table: &'static [Field],
-    /// The value of the previous key.
-    value: Option<Value<'a>>,
+    /// The previous key, and its value.
+    value: Option<(&'static str, Value<'a>)>,
 }
 
 impl<'de> MapAccess<'de> for Fields<'de> {
@@ -346,21 +368,23 @@ impl<'de> MapAccess<'de> for Fields<'de> {
                 value.wire = Wire::Bytes(start.get(..length).unwrap_or_default());
             }
             if !value.is_absent() {
-                self.value = Some(value);
+                self.value = Some((name, value));
                 return seed.deserialize(serde::de::value::BorrowedStrDeserializer::new(name)).map(Some);
             }
         }
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
-        let value = self.value.take().ok_or_else(|| Error::custom("a value without a key"))?;
-        seed.deserialize(value)
+        let (name, value) = self.value.take().ok_or_else(|| Error::custom("a value without a key"))?;
+        seed.deserialize(value).map_err(|error| error.within(name))
     }
 }
 
 struct Elements<'a> {
     rest: &'a [u8],
     kind: Kind,
+    /// Number of elements before `rest`.
+    number: usize,
 }
 
 impl<'de> SeqAccess<'de> for Elements<'de> {
@@ -368,7 +392,10 @@ impl<'de> SeqAccess<'de> for Elements<'de> {
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
         let Some((_, wire)) = next(&mut self.rest)? else { return Ok(None) };
-        seed.deserialize(Value { kind: self.kind, wire }).map(Some)
+        let element = seed.deserialize(Value { kind: self.kind, wire });
+        let element = element.map_err(|error| error.within(&format!("[{}]", self.number)))?;
+        self.number = self.number.saturating_add(1);
+        Ok(Some(element))
     }
 }
 
