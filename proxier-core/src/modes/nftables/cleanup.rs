@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
+use nftables::{Element, ElementData, ElementKey, Expression, Register, TableKey, TableSnapshot, Verdict};
 
 use super::layout::{Layout, table};
 use super::observed::{endpoint, protocol_and_port, read, split};
@@ -162,11 +162,18 @@ fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<Fron
         let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
         let mut seen: BTreeSet<&str> = BTreeSet::new();
         while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
-            // A client with affinity goes to a chain of its endpoint, whose name contains it.
-            endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
+            let mut registers: BTreeMap<Register, &[u8]> = BTreeMap::new();
             for expression in rules.get(chain).into_iter().flatten() {
                 match expression {
                     Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => open.push(to.as_str()),
+                    // A client with affinity goes to a chain of its endpoint.
+                    Expression::Immediate { register, value } => {
+                        registers.insert(*register, value.as_bytes());
+                    }
+                    Expression::Nat { address: Some(address), port: Some(port), .. } => {
+                        let place = [address, port].map(|of| registers.get(&of.first).copied().unwrap_or_default());
+                        endpoints.extend(endpoint(&place.concat(), family));
+                    }
                     Expression::Lookup { set, .. } => {
                         let data = sets.get(set.name.as_str()).into_iter().flat_map(|elements| elements.iter());
                         for data in data.filter_map(|element| element.data.as_ref()) {
@@ -188,12 +195,6 @@ fn chain_of(data: &ElementData) -> Option<&str> {
         ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain.as_str()),
         _ => None,
     }
-}
-
-/// The endpoint at the end of a chain's name: `10.244.1.7/8080`, `fd00:244::7/8080`.
-fn endpoint_of(place: &str) -> Option<EndpointKey> {
-    let (address, port) = place.rsplit_once('/')?;
-    Some(EndpointKey::new(address.parse().ok()?, port.parse().ok()?))
 }
 
 pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
