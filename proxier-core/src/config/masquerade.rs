@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::InterfaceName;
+use super::{InterfaceName, NO_NETWORK};
 use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
 use crate::snapshot::{Reporter, parse_network};
@@ -95,7 +95,7 @@ fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<Network> {
     let mut networks: Vec<Network> = Vec::new();
     for text in text.split(',').filter(|_| !text.is_empty()) {
         let Some(network) = parse_network(text) else {
-            report.reject("clusterCIDR", text, "not a network (ADDRESS/PREFIX); left out");
+            report.reject("clusterCIDR", text, NO_NETWORK);
             continue;
         };
         let family = Family::of(network.addr());

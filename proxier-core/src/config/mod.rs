@@ -253,7 +253,8 @@ fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> Nod
         "all" => all(&["0.0.0.0/0", "::/0"]),
         text => parse_network(text).map(|network| vec![network]),
     };
-    let networks = report.read_all("nodePortAddresses", texts, networks, NO_NETWORK).concat();
+    let reason = "not a network (ADDRESS/PREFIX), primary, localhost or all; left out";
+    let networks = report.read_all("nodePortAddresses", texts, networks, reason).concat();
     match (texts.iter().any(|text| text == "primary"), networks) {
         (true, networks) if networks.is_empty() => NodePortAddresses::Primary,
         (true, networks) => NodePortAddresses::PrimaryAnd(networks),

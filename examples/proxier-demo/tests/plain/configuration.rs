@@ -102,7 +102,7 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         ("ipvs: {udpTimeout: 1000000h}", "ipvs.udpTimeout: 1000000h0m0s is more than the kernel takes"),
         ("ipvs: {scheduler: 'no such thing'}", "ipvs.scheduler: \"no such thing\" is not a scheduler's name"),
         ("ipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}", "ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network"),
-        ("nodePortAddresses: [everywhere]", "nodePortAddresses[0]: \"everywhere\" is not a network"),
+        ("nodePortAddresses: [here]", "nodePortAddresses[0]: \"here\" is not a network (ADDRESS/PREFIX), primary, "),
         ("conntrack: {maxPerCore: -1}", "conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
         ("statusPage: everybody", "statusPage: \"everybody\" is not off, localhost or on"),
         ("statusPage: 7", "statusPage: 7 is not off, localhost or on"),
