@@ -94,6 +94,13 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "pods_of_other_nodes_are_clients_outside_in_each_mode",
     ),
     // Without endpoints.
+    tested(
+        "an EndpointSlice that loses the label with its Service's name has no endpoints",
+        "it belongs to no Service any more; kube-proxy ignores the change and keeps its endpoints",
+        ALL,
+        "plain/services.rs",
+        "a_slice_that_loses_its_label_has_no_endpoints",
+    ),
     shown(
         "the node itself is told that there is no endpoint",
         "kube-proxy's iptables mode lets such packets leave the node, and the connection waits",

@@ -41,6 +41,20 @@ fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
     }
 }
 
+/// kube-proxy ignores such a change, and so keeps the endpoints.
+#[test]
+fn a_slice_that_loses_its_label_has_no_endpoints() {
+    let mut world = World::new();
+    world.service("web", cluster_ip("10.96.0.1"));
+    for (labels, servers) in
+        [(json!({"kubernetes.io/service-name": "web"}), &["10.244.1.1:8080"][..]), (json!({}), &[])]
+    {
+        world.slice_object(json!({"metadata": {"namespace": "demo", "name": "web-1", "labels": labels},
+            "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": [endpoint("10.244.1.1", "node-b")]}));
+        assert_eq!(world.servers(WEB), servers);
+    }
+}
+
 /// Objects from before dual stack have one of the two lists only.
 #[test]
 fn families_without_a_list_of_cluster_ips_mean_the_one_there_is() {
