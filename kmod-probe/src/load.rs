@@ -152,7 +152,7 @@ pub enum LoadResult {
     },
     /// `modprobe` did not end in time.
     TimedOut,
-    /// `modprobe` is missing or could not be started, and why.
+    /// `modprobe` is missing, is of no use, or could not be started, and why.
     NotStarted(String),
 }
 
@@ -253,6 +253,10 @@ impl<R: Runner> Loader<R> {
 
     /// Runs one `modprobe` for these modules. Returns [`LoadResult::NotSeen`] if it reports success.
     fn modprobe(&mut self, modules: &[&ModuleName]) -> LoadResult {
+        // Both exist with `CONFIG_MODULES` only (`kernel/module/procfs.c`, `kernel/module/main.c`).
+        if ["/proc/modules", "/proc/sys/kernel/modprobe"].iter().all(|path| self.root.exists(path) == Ok(false)) {
+            return LoadResult::NotStarted("this kernel loads no modules".to_owned());
+        }
         let Some(program) = Self::DIRECTORIES.iter().map(|d| Path::new(d).join("modprobe")).find(|p| p.is_file())
         else {
             return LoadResult::NotStarted(format!("there is none in {}", Self::DIRECTORIES.join(", ")));

@@ -262,6 +262,7 @@ fn loads_what_is_missing(tally: &mut Tally) {
     let no_such = Loader::new().load_all(&[ModuleName::new("no_such_module_anywhere").unwrap()]);
     match &no_such[0].result {
         LoadResult::Failed { code: Some(1), message } => assert!(!message.is_empty(), "modprobe says why"),
+        LoadResult::NotStarted(_) if proc_modules().is_none() => {}
         other => panic!("loading a module that does not exist: {other:?}"),
     }
     tally.compared += 1;

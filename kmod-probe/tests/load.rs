@@ -58,6 +58,10 @@ fn what_is_run_and_what_is_believed() {
     assert_eq!(result, LoadResult::Failed { code: Some(1), message: "FATAL: Module ip_vs_rr not found".into() });
     let (result, _) = load(&tree, false, RunOutcome::TimedOut, "ip_vs_rr");
     assert_eq!(result, LoadResult::TimedOut);
+
+    tree.remove("proc/modules").remove("proc/sys/kernel/modprobe");
+    let (result, ran) = load(&tree, false, ended(0, ""), "ip_vs_rr");
+    assert_eq!((result, ran.len()), (LoadResult::NotStarted("this kernel loads no modules".to_owned()), 0));
 }
 
 #[test]
