@@ -60,6 +60,8 @@ pub(crate) struct Worker {
     is_finished: bool,
 }
 
+/// How long objects of the initial list are collected before they are taken.
+const TOGETHER: Duration = Duration::from_millis(1);
 /// How long objects of another mode still serve next to this one, so that connections started there get their first
 /// replies.
 const OVERLAP: Duration = Duration::from_secs(2);
@@ -130,7 +132,11 @@ impl Worker {
                 Some(idle) => clock
                     .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
                     .map_or(Err(false), |message| message.ok_or(true)),
-                None => clock.block_on(inbox.recv()).ok_or(true),
+                None => {
+                    // The initial list is incomplete, and waking up for each object takes longer than the object.
+                    std::thread::sleep(TOGETHER);
+                    clock.block_on(inbox.recv()).ok_or(true)
+                }
             };
             match message {
                 Ok(message) => {
