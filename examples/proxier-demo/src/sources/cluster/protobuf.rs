@@ -237,14 +237,15 @@ fn skip<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Error> {
 }
 
 fn varint(rest: &mut &[u8]) -> Result<u64, Error> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
+    let (mut value, mut shift) = (0, 0);
+    while shift < u64::BITS {
         let [byte, after @ ..] = *rest else { return Err(Error::custom("the protobuf message ends too early")) };
         *rest = after;
         value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(value);
         }
+        shift += 7;
     }
     Err(Error::custom("a number in the protobuf message does not end"))
 }
