@@ -72,8 +72,11 @@ const CLEAN_AGAIN: Duration = Duration::from_secs(30);
 /// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 /// Number of changes after which unused memory is returned to the kernel, when nothing has happened for [`QUIET`].
-const MANY: u64 = 100;
+const MANY: u64 = 20;
 const QUIET: Duration = Duration::from_millis(200);
+/// Number of Services in the initial list from which memory is also returned before the first pass. That takes the
+/// most, next to what reading the list has left behind.
+const LARGE: u64 = 5_000;
 
 impl Worker {
     /// Starts the thread. It ends when all senders are dropped; after each pass it reports the result. `started`: when
@@ -299,7 +302,11 @@ impl Worker {
                     }
                     _ => None,
                 };
+                let is_complete = matches!(change, Change::Synced);
                 let counts = engine.apply_change(change, at);
+                if is_complete && engine.proxier.totals().service_changes >= LARGE {
+                    self.give_back();
+                }
                 if let Some(trigger) = trigger.filter(|_| counts) {
                     self.triggers.changed(trigger);
                 }
