@@ -148,14 +148,14 @@ pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Op
 }
 
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
+    let mut kernel = kernel::open()?;
+    if preparing == Preparing::LoadModules {
+        modules::preload(&configured.settings);
+    }
     if preparing == Preparing::LoadModules || !configured.settings.mode.facts().has_virtual_servers {
-        let mut kernel = kernel::open()?;
-        if preparing == Preparing::LoadModules {
-            modules::preload(&configured.settings);
-        }
         needs::require(&configured.settings, &mut kernel)?;
     }
-    Engine::open(configured).await
+    Engine::open(configured, kernel).await
 }
 
 /// Kind of tables that this machine's iptables programs write.

@@ -92,11 +92,10 @@ impl Engine {
         Some(problem)
     }
 
-    /// Opens the kernel and detects which families it supports. Returns notes for the log, too.
+    /// Detects which families this kernel supports. Returns notes for the log, too.
     /// Errors: neither family can be served, a capability is missing, or a required part is permanently missing; each
     /// problem explains what to do.
-    pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Vec<Problem>> {
-        let mut kernel = kernel::open()?;
+    pub async fn open(configured: &Configured, mut kernel: KernelPorts) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         if settings.mode.needs_rule_programs(&settings.core) {
             privileges::require_rules()?;
