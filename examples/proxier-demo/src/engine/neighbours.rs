@@ -39,9 +39,10 @@ impl Neighbours {
     /// The API server as configured, with its name resolved, and as connected; and the name servers.
     pub(crate) async fn find(&mut self) -> NeighboursByUser {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
-        if let Source::Cluster(connection) = &self.source {
-            let mut servers = connection.server_addresses().await;
-            servers.extend(peers(connection.server_port()));
+        if let Source::Cluster(connection) = &self.source
+            && let Some((port, mut servers)) = connection.server_addresses().await
+        {
+            servers.extend(peers(port));
             let neighbour = |server: SocketAddr| (User::ApiServer, Neighbour::tcp(server.ip(), server.port()));
             found.extend(servers.into_iter().map(neighbour));
         }
@@ -74,8 +75,8 @@ fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
 }
 
 /// The peers to which this process is connected on this port, from the kernel.
-fn peers(port: Option<u16>) -> Vec<SocketAddr> {
-    let (Some(port), Ok(files)) = (port, std::fs::read_dir("/proc/self/fd")) else { return Vec::new() };
+fn peers(port: u16) -> Vec<SocketAddr> {
+    let Ok(files) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
     // Descriptors that are not sockets, or are closed by now, have no peer.
     let peer = |number| {
@@ -158,11 +159,9 @@ mod tests {
     fn connections_of_this_process_are_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        assert_eq!(peers(Some(address.port())), []);
-        let connection = std::net::TcpStream::connect(address).unwrap();
-        assert_eq!(peers(Some(address.port())), [address]);
-        drop(connection);
-        assert_eq!(peers(None), []);
+        assert_eq!(peers(address.port()), []);
+        let _connection = std::net::TcpStream::connect(address).unwrap();
+        assert_eq!(peers(address.port()), [address]);
     }
 
     #[test]

@@ -24,33 +24,22 @@ use crate::sources::files::NotedFiles;
 
 impl Connection {
     /// Server's address as configured, without any request; `None` if no client is possible.
-    pub fn server(&self) -> Option<http::Uri> {
-        match (&self.master, &self.kubeconfig) {
-            (Some(url), _) => url.parse().ok(),
-            (None, Some(path)) => kubeconfig::server(path),
-            (None, None) => Some(Config::incluster().ok()?.cluster_url),
-        }
+    pub async fn server(&self) -> Option<http::Uri> {
+        Some(self.config(&mut NotedFiles::default()).await.ok()?.cluster_url)
     }
 
-    pub fn server_port(&self) -> Option<u16> {
-        let url = self.server()?;
-        Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
+    /// The server's port, and its addresses with it, which are empty if the name is not resolved within two seconds.
+    pub async fn server_addresses(&self) -> Option<(u16, Vec<SocketAddr>)> {
+        let url = self.server().await?;
+        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+        let lookup = tokio::net::lookup_host((url.host()?.trim_matches(['[', ']']), port));
+        let found = tokio::time::timeout(Duration::from_secs(2), lookup).await;
+        Some((port, found.ok().and_then(Result::ok).map(Iterator::collect).unwrap_or_default()))
     }
 
-    /// Addresses of the server with its port. Empty if the name is not resolved within two seconds.
-    pub async fn server_addresses(&self) -> Vec<SocketAddr> {
-        let (Some(url), Some(port)) = (self.server(), self.server_port()) else { return Vec::new() };
-        let Some(host) = url.host() else { return Vec::new() };
-        let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
-        match tokio::time::timeout(Duration::from_secs(2), lookup).await {
-            Ok(Ok(addresses)) => addresses.collect(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// A client from the current content of files and output of programs. `files`: those that were read, even after a
-    /// failure.
-    async fn build(&self, files: &mut NotedFiles) -> Result<Made, Problem> {
+    /// What a client needs, from the current content of files. Starts no program. `files`: those that were read, even
+    /// after a failure.
+    async fn config(&self, files: &mut NotedFiles) -> Result<Config, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path, files).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
@@ -71,6 +60,12 @@ impl Connection {
                 Problem::new("--master", format!("{url:?} is not a URL such as https://10.0.0.1:6443"))
             })?;
         }
+        Ok(config)
+    }
+
+    /// A client, with credentials from files and programs.
+    async fn build(&self, files: &mut NotedFiles) -> Result<Made, Problem> {
+        let mut config = self.config(files).await?;
         if config.cluster_url.scheme_str() == Some("http") {
             // Keeps the client from reading the system's certificates, which takes longer than everything else here.
             config.root_cert.get_or_insert_default();
@@ -163,24 +158,23 @@ impl Session {
     /// outside of a pod.
     pub(crate) async fn current(&self) -> Result<Current, Problem> {
         let mut made = self.made.lock().await;
-        if !made.as_ref().is_some_and(Made::is_as_new) {
-            let mut files = NotedFiles::default();
-            match (self.connection.build(&mut files).await, &mut *made) {
-                (Ok(mut new), old) => {
-                    new.current.number = old.as_ref().map_or(0, |old| old.current.number.saturating_add(1));
-                    *old = Some(new);
-                }
-                (Err(problem), None) => return Err(problem),
-                (Err(problem), Some(old)) => {
-                    tracing::error!("{problem}; what was read before stays in use");
-                    old.files = files;
-                }
+        if let Some(made) = made.as_ref().filter(|made| made.is_as_new()) {
+            return Ok(made.current.clone());
+        }
+        let mut files = NotedFiles::default();
+        let made = match (self.connection.build(&mut files).await, &mut *made) {
+            (Ok(mut new), old) => {
+                new.current.number = old.as_ref().map_or(0, |old| old.current.number.saturating_add(1));
+                old.insert(new)
             }
-        }
-        match &*made {
-            Some(made) => Ok(made.current.clone()),
-            None => Err(Problem::new("", "there is no client of the API server")),
-        }
+            (Err(problem), None) => return Err(problem),
+            (Err(problem), Some(old)) => {
+                tracing::error!("{problem}; what was read before stays in use");
+                old.files = files;
+                old
+            }
+        };
+        Ok(made.current.clone())
     }
 
     /// Records whether the server and this client accept each other. After a rejection the next request builds another.
@@ -282,8 +276,7 @@ impl Failure {
 
     /// An answer of which more than these bytes would have to be kept.
     pub(super) fn too_large(room: usize) -> Self {
-        let message = format!("the answer is larger than {room} bytes");
-        Failure { kind: FailureKind::TooLarge, message, retry_after: None }
+        Failure { kind: FailureKind::TooLarge, ..Failure::other(format!("the answer is larger than {room} bytes")) }
     }
 
     /// Nothing arrived for this time.
@@ -295,8 +288,7 @@ impl Failure {
         let message = plain(error);
         let is_of_certificates = kubeconfig::is_of_certificates(&message);
         let kind = if is_of_certificates { FailureKind::Untrusted } else { FailureKind::Unreachable };
-        let message = format!("{}{}", OneLine(&message), kubeconfig::advice(&message));
-        Failure { kind, message, retry_after: None }
+        Failure { kind, ..Failure::other(format!("{}{}", OneLine(&message), kubeconfig::advice(&message))) }
     }
 
     /// The failure of an answer with this code and [`STATUS`](protobuf::STATUS).

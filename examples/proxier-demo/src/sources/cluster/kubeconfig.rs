@@ -61,16 +61,6 @@ fn is_device(path: &Path) -> std::io::Result<bool> {
     Ok(kind.is_char_device() || kind.is_block_device())
 }
 
-/// The server of the file's current context; `None` if [`config`] would fail.
-pub(super) fn server(path: &Path) -> Option<http::Uri> {
-    if is_device(path).ok()? {
-        return None;
-    }
-    let kubeconfig = Kubeconfig::read_from(path).ok()?;
-    let cluster = complete(&kubeconfig).ok()?;
-    cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
-}
-
 /// The cluster of the current context, if all names that it refers to exist; otherwise the field and the reason.
 fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
     let named = |what: &str, name: &str, names: Vec<&str>| {

@@ -51,14 +51,6 @@ impl NextRequest {
     fn asks_for_all(&self) -> bool {
         matches!(self, NextRequest::List(_))
     }
-
-    fn after_list(since: &str, failure: &Failure) -> Self {
-        match failure.kind {
-            // An unknown version may be damaged.
-            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => NextRequest::List(String::new()),
-            _ => NextRequest::List(since.to_owned()),
-        }
-    }
 }
 
 /// Allows a list that is as old as what the server has in memory.
@@ -130,7 +122,7 @@ const ACCEPTED_AFTER: Duration = Duration::from_secs(1);
 impl Watcher {
     pub(super) async fn run(mut self) {
         let mut progress = Progress::default();
-        let mut pause = Pauses::new(&self.options);
+        let mut pause = Pauses { next: self.options.first_pause, options: self.options.clone() };
         loop {
             let started = Instant::now();
             let asks_for_all = progress.next.asks_for_all();
@@ -250,7 +242,7 @@ impl Watcher {
                 failure.message
             ),
             FailureKind::Unreachable | FailureKind::Untrusted => {
-                let server = self.session.connection.server().map(|url| url.to_string()).unwrap_or_default();
+                let server = self.session.connection.server().await.map(|url| url.to_string()).unwrap_or_default();
                 let message = &failure.message;
                 let server = OneLine(&server);
                 tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
@@ -284,14 +276,19 @@ impl Watcher {
         let since = since.clone();
         let outcome = self.list_since(progress, if progress.page.is_some() { "" } else { &since }).await;
         if let Err(failure) = &outcome {
-            progress.next = NextRequest::after_list(&since, failure);
+            // An unknown version may be damaged.
+            let is_unknown = [FailureKind::Expired, FailureKind::TooNew, FailureKind::Invalid].contains(&failure.kind);
+            progress.next = NextRequest::List(if is_unknown { String::new() } else { since });
         }
         outcome.map(|()| true)
     }
 
     async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Failure> {
         let mut list = ListSoFar::default();
-        self.begin_list(progress, since).await?;
+        progress.known.begin_list(since.is_empty());
+        if let Some(kind) = self.resource.stored_kind() {
+            self.changes.send(Change::Listing(kind)).await?;
+        }
         loop {
             let mut target = self.resource.target();
             if let Some(limit) = progress.page {
@@ -354,15 +351,6 @@ impl Watcher {
             }
         }
         Ok(())
-    }
-
-    /// Prepares for all objects, not older than this version.
-    async fn begin_list(&self, progress: &mut Progress, since: &str) -> Result<(), Closed> {
-        progress.known.begin_list(since.is_empty());
-        match self.resource.stored_kind() {
-            Some(kind) => self.changes.send(Change::Listing(kind)).await,
-            None => Ok(()),
-        }
     }
 
     /// All objects have arrived, as of this version.
@@ -574,7 +562,7 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
     if (1..number(since)).contains(&number(version)) {
         let message =
             format!("the server is at version {version}, and was at {since} before: restored from a backup, or behind");
-        return Err(Failure { kind: FailureKind::TooNew, message, retry_after: None });
+        return Err(Failure { kind: FailureKind::TooNew, ..Failure::other(message) });
     }
     Ok(())
 }
@@ -625,8 +613,7 @@ fn jittered(time: Duration) -> Duration {
 }
 
 struct Pauses {
-    first: Duration,
-    longest: Duration,
+    options: Arc<Options>,
     next: Duration,
 }
 
@@ -634,18 +621,14 @@ impl Pauses {
     /// Longest pause that a server may request, so that no server makes all nodes wait longer.
     const LONGEST_ASKED: Duration = Duration::from_secs(120);
 
-    fn new(options: &Options) -> Self {
-        Pauses { first: options.first_pause, longest: options.longest_pause, next: options.first_pause }
-    }
-
     fn reset(&mut self) {
-        self.next = self.first;
+        self.next = self.options.first_pause;
     }
 
     /// The next pause, at least as long as the server requested.
     fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = jittered(self.next);
-        self.next = (self.next * 2).min(self.longest);
+        self.next = (self.next * 2).min(self.options.longest_pause);
         pause.max(asked.unwrap_or_default().min(Self::LONGEST_ASKED))
     }
 }
