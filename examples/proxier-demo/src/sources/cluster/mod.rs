@@ -175,7 +175,7 @@ pub struct Cluster {
     counters: Arc<Counters>,
     gate: Arc<Gate>,
     _tasks: JoinSet<()>,
-    gave_up: oneshot::Receiver<Problem>,
+    gave_up: oneshot::Receiver<Result<(), Problem>>,
 }
 
 impl Cluster {
@@ -215,11 +215,7 @@ impl Cluster {
             let (gate, node_name) = (gate.clone(), node_name.to_owned());
             let patience = options.pod_cidr_patience;
             tasks.spawn(async move {
-                if let Err(problem) = gate.wait_for_pod_cidr(&node_name, patience).await
-                    && gives_up.send(problem).is_err()
-                {
-                    tracing::debug!("nobody waits any more");
-                }
+                let _nobody_may_wait = gives_up.send(gate.wait_for_pod_cidr(&node_name, patience).await);
             });
         }
         let waits = gate.clone();
@@ -231,7 +227,7 @@ impl Cluster {
     pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
         let (_, nothing) = oneshot::channel();
         let gave_up = std::mem::replace(&mut self.gave_up, nothing);
-        async { gave_up.await.map_or(Ok(()), Err) }
+        async { gave_up.await.unwrap_or(Ok(())) }
     }
 
     pub fn counters(&self) -> &Arc<Counters> {

@@ -1,6 +1,6 @@
 //! The watched kinds: requests for them, and their objects as changes.
 
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
+use proxier_core::objects::{EndpointSliceObject, Metadata, NodeObject, ServiceObject, StringMap};
 use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
 use serde::Deserialize;
 use serde_json::Value;
@@ -39,14 +39,23 @@ pub(super) enum CidrVersion {
 }
 
 impl Resource {
+    /// The kind, its plural, and its fields in protobuf.
+    fn facts(&self) -> (ObjectKind, &'static str, &'static [Field]) {
+        match self {
+            Resource::Services => (ObjectKind::Service, "services", protobuf::SERVICE),
+            Resource::EndpointSlices => (ObjectKind::EndpointSlice, "endpointslices", protobuf::ENDPOINT_SLICE),
+            Resource::Node(_) | Resource::AllNodes { .. } => (ObjectKind::Node, super::NODES, protobuf::NODE),
+            Resource::ServiceCidrs(_) => (ObjectKind::ServiceCidr, super::SERVICE_CIDRS, protobuf::SERVICE_CIDR),
+        }
+    }
+
+    pub(super) fn kind(&self) -> ObjectKind {
+        self.facts().0
+    }
+
     /// Plural of the kind, as RBAC rules name it.
     pub(super) fn plural(&self) -> &'static str {
-        match self {
-            Resource::Services => "services",
-            Resource::EndpointSlices => "endpointslices",
-            Resource::Node(_) | Resource::AllNodes { .. } => "nodes",
-            Resource::ServiceCidrs(_) => super::SERVICE_CIDRS,
-        }
+        self.facts().1
     }
 
     /// Name of the kind among those for which the initial list waits.
@@ -67,24 +76,6 @@ impl Resource {
             kinds.iter().map(of_kind).chain([form.to_owned()]).collect::<Vec<_>>()
         };
         encodings.iter().flat_map(|encoding| forms(encoding.media_type())).collect::<Vec<_>>().join(", ")
-    }
-
-    fn fields(&self) -> &'static [Field] {
-        match self {
-            Resource::Services => protobuf::SERVICE,
-            Resource::EndpointSlices => protobuf::ENDPOINT_SLICE,
-            Resource::Node(_) | Resource::AllNodes { .. } => protobuf::NODE,
-            Resource::ServiceCidrs(_) => protobuf::SERVICE_CIDR,
-        }
-    }
-
-    pub(super) fn kind(&self) -> ObjectKind {
-        match self {
-            Resource::Services => ObjectKind::Service,
-            Resource::EndpointSlices => ObjectKind::EndpointSlice,
-            Resource::Node(_) | Resource::AllNodes { .. } => ObjectKind::Node,
-            Resource::ServiceCidrs(_) => ObjectKind::ServiceCidr,
-        }
     }
 
     /// The kind in the reconciler's store; `None` for Nodes and ServiceCIDRs.
@@ -129,7 +120,7 @@ impl Resource {
 
     /// Reads an object as a change. On failure, returns the wrong field and what is wrong.
     pub(super) fn read(&self, sent: Object<'_>) -> Result<Change, (String, String)> {
-        let fields = self.fields();
+        let (.., fields) = self.facts();
         Ok(match self {
             Resource::Services => {
                 let mut object: Box<ServiceObject> = sent.read(fields)?;
@@ -189,10 +180,6 @@ fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
         metadata: Metadata,
         #[serde(default)]
         spec: Spec,
-    }
-    #[derive(Deserialize)]
-    struct Metadata {
-        name: String,
     }
     #[derive(Default, Deserialize)]
     #[serde(default)]
