@@ -31,12 +31,6 @@ impl Problem {
     }
 
     #[must_use]
-    pub fn in_document(mut self, number: usize) -> Self {
-        self.document = Some(number);
-        self
-    }
-
-    #[must_use]
     pub fn at(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self

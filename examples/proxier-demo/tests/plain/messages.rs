@@ -114,7 +114,8 @@ fn control_characters_are_visible() {
 
 #[test]
 fn any_text_becomes_one_line() {
-    let problem = Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
+    let problem = Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").about("Service demo/web").at("spec");
+    let problem = Problem { document: Some(2), ..problem };
     assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
     assert_eq!(Problem::new("", "a\u{202e}b\u{2028}c\u{feff}").to_string(), "a\\u{202e}b\\u{2028}c\\u{feff}");
     let of_url = |url: &str| Problem::new("", format!("no answer from {url} (\"{url}\")")).to_string();

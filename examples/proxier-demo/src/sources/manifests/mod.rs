@@ -54,6 +54,9 @@ struct File {
     ignored: BTreeMap<String, usize>,
 }
 
+/// Objects with the file that each is from.
+type WantedObjects<'a> = BTreeMap<&'a Id, (&'a Path, &'a File, &'a Change)>;
+
 /// Stands for standard input.
 const STDIN: &str = "-";
 /// Larger files are not manifests.
@@ -78,9 +81,9 @@ impl Manifests {
     /// Changes of [`open`](Self::open), for callers that do not follow the files: each object once.
     pub fn once(paths: Vec<PathBuf>, node_name: &str) -> Result<Vec<Change>, Vec<Problem>> {
         let (mut manifests, mut problems) = Self::read_all(paths, node_name)?;
-        problems.extend(manifests.repeated());
+        problems.extend(manifests.wanted().1);
         let unread = manifests.unread();
-        let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
+        let order: Vec<PathBuf> = manifests.order().into_iter().map(|(path, _)| path.to_owned()).collect();
         let is_one = order.len() == 1;
         let (mut changes, mut seen) = (Vec::new(), BTreeSet::new());
         for path in order {
@@ -220,23 +223,21 @@ impl Manifests {
         self.summary = said;
     }
 
-    /// Objects that an earlier file has too.
-    fn repeated(&self) -> Vec<Problem> {
-        let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
-        let mut repeated = Vec::new();
-        for path in self.order() {
-            for (id, _) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
-                let first = *wanted.entry(id).or_insert(path);
+    /// The objects that count, and problems of those that an earlier file has too.
+    fn wanted(&self) -> (WantedObjects<'_>, Vec<Problem>) {
+        let (mut wanted, mut repeated) = (BTreeMap::new(), Vec::new());
+        for (path, file) in self.order() {
+            for (id, change) in &file.objects {
+                let (first, of_first, _) = *wanted.entry(id).or_insert((path, file, change));
                 // A renamed file briefly exists twice.
-                let renamed = self.files.get(first).is_some_and(|file| file.missing);
-                if first != path && !renamed {
+                if first != path && !of_first.missing {
                     let reason = format!("is in {} too, which counts", first.display());
                     let problem = Problem::new(path.display().to_string(), reason);
                     repeated.push(problem.about(format!("{} {}", id.0, id.1)));
                 }
             }
         }
-        repeated
+        (wanted, repeated)
     }
 
     /// A Node is one of the cluster's, and may also be this node.
@@ -251,13 +252,8 @@ impl Manifests {
 
     /// Reports the differences from the objects that were reported before.
     fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
-        problems.extend(self.repeated());
-        let mut wanted: BTreeMap<&Id, &Change> = BTreeMap::new();
-        for path in self.order() {
-            for (id, change) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
-                wanted.entry(id).or_insert(change);
-            }
-        }
+        let (wanted, repeated) = self.wanted();
+        problems.extend(repeated);
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
         let unread = self.unread();
         let readable =
@@ -274,7 +270,7 @@ impl Manifests {
             changes.extend(gone);
         }
         let mut reported = BTreeMap::new();
-        for (id, change) in wanted {
+        for (id, (_, _, change)) in wanted {
             let digest = digest(change);
             if self.reported.get(id) != Some(&digest) {
                 changes.extend(self.seen_from_here(change.clone()));
@@ -287,10 +283,10 @@ impl Manifests {
     }
 
     /// Files in the order of the given paths, then by name.
-    fn order(&self) -> Vec<&Path> {
+    fn order(&self) -> Vec<(&Path, &File)> {
         let rank = |path: &Path| self.paths.iter().position(|given| path.starts_with(given));
-        let mut order: Vec<&Path> = self.files.keys().map(PathBuf::as_path).collect();
-        order.sort_by_key(|path| rank(path));
+        let mut order: Vec<_> = self.files.iter().map(|(path, file)| (path.as_path(), file)).collect();
+        order.sort_by_key(|(path, _)| rank(path));
         order
     }
 }

@@ -92,7 +92,7 @@ fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> boo
     let mut number = 0_usize;
     while json.end().is_err() {
         number = number.saturating_add(1);
-        let place = Problem::new(origin, "").in_document(number);
+        let place = Problem { document: Some(number), ..Problem::new(origin, "") };
         if (Document { place: &place, contents: &mut *contents }).deserialize(&mut json).is_err() {
             return false;
         }
@@ -104,7 +104,7 @@ fn read_yaml(lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::
     let mut number = 0_usize;
     contents.blank = yaml::documents(lines, |document, before| {
         number = number.saturating_add(1);
-        take_document(document, before, Problem::new(origin, "").in_document(number), contents);
+        take_document(document, before, Problem { document: Some(number), ..Problem::new(origin, "") }, contents);
     })?;
     Ok(())
 }
