@@ -1,5 +1,6 @@
 //! Histograms in the format of Prometheus.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -16,24 +17,10 @@ pub(crate) const SYNC_SECONDS: [f64; 15] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
 
 /// 0.25, 0.5, each second up to one minute, every five seconds up to two minutes, every thirty up to five.
-pub(crate) static PROGRAMMING_SECONDS: [f64; 80] = {
-    let mut bounds = [0.25; 80];
-    bounds[1] = 0.5;
-    let mut index = 2;
-    let mut second: u32 = 1;
-    while second <= 300 {
-        bounds[index] = second as f64;
-        index += 1;
-        second += if second < 60 {
-            1
-        } else if second < 120 {
-            5
-        } else {
-            30
-        };
-    }
-    bounds
-};
+pub(crate) static PROGRAMMING_SECONDS: LazyLock<Vec<f64>> = LazyLock::new(|| {
+    let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    [0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
+});
 
 impl Histogram {
     pub fn new(bounds: &'static [f64]) -> Self {

@@ -22,7 +22,6 @@ use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::commands::trace::packet;
 use crate::engine::{Engine, kernel};
 use crate::exit::DIFFERS;
-use crate::message::change::Snapshot;
 use crate::output::{Output, lines};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
@@ -50,7 +49,11 @@ pub async fn diff(
     let to = to.unwrap_or(configured.settings.mode);
     let (snapshot, unreadable) = input(configured).await?;
     let node_addresses = if node_addresses.is_empty() { &found.addresses } else { node_addresses };
-    let serve = |mode| Side::new(configured, mode, snapshot.clone(), node_addresses);
+    let serve = |mode| -> Result<Side, Stopped> {
+        let configured = configured.in_mode(mode).map_err(Stopped::bad_input)?;
+        let Simulated { engine, addresses, .. } = simulate(&configured, snapshot.clone(), node_addresses)?;
+        Ok(Side { engine, addresses, configured })
+    };
     let (before, after) = (serve(found.mode)?, serve(to)?);
     warn_of_no_address(configured, &before.addresses);
     let differences = Differences::new(&before, &after, &found);
@@ -124,17 +127,6 @@ struct Side {
 }
 
 impl Side {
-    fn new(
-        configured: &Configured,
-        mode: Kind,
-        snapshot: Snapshot,
-        node_addresses: &[IpAddr],
-    ) -> Result<Self, Stopped> {
-        let configured = configured.in_mode(mode).map_err(Stopped::bad_input)?;
-        let Simulated { engine, addresses, .. } = simulate(&configured, snapshot, node_addresses)?;
-        Ok(Side { engine, addresses, configured })
-    }
-
     fn proxier(&self) -> &Reconciler {
         self.engine.proxier()
     }

@@ -76,10 +76,8 @@ impl Subject {
     fn read(asked: &str) -> Result<Self, Problem> {
         let before = asked.split('/').next().filter(|before| before.len() < asked.len());
         if before.is_some_and(|before| !before.starts_with('[') && !before.contains(':')) {
-            let (name, port) = match asked.split_once(':') {
-                Some((name, port)) => (name, Some(port.to_owned())),
-                None => (asked, None),
-            };
+            let (name, port) =
+                asked.split_once(':').map_or((asked, None), |(name, port)| (name, Some(port.to_owned())));
             let (namespace, name) = name.split_once('/').unwrap_or_default();
             return Ok(Subject::Service(ObjectKey::new(namespace, name), port));
         }
@@ -285,13 +283,12 @@ impl Explanation {
             let is_node_port = frontend.roles == Roles::NODE_PORT;
             by_port.entry((is_node_port, frontend.key.protocol, frontend.key.port)).or_default().push(frontend);
         }
-        let is_split = |frontend: &Frontend| proxier.split(&frontend.key).is_some();
+        // Whether clients outside and inside can be told apart: in IPVS mode, those outside have another virtual server.
+        let tells_apart =
+            |frontend: &Frontend| !mode.facts().has_virtual_servers || proxier.split(&frontend.key).is_some();
         let mut ports = Vec::new();
         for port in service.ports.iter().filter(|port| found.port.as_ref().is_none_or(|name| *port.name == **name)) {
-            let answers = |frontend: &&Frontend| {
-                let answers = what_answers(frontend, mode, is_split(frontend));
-                ((*frontend).clone(), answers)
-            };
+            let answers = |frontend: &&Frontend| ((*frontend).clone(), what_answers(frontend, tells_apart(frontend)));
             let numbers = [(false, Some(port.port)), (true, port.node_port)].into_iter();
             let of_port =
                 numbers.filter_map(|(is_node_port, number)| by_port.get(&(is_node_port, port.protocol, number?)));
@@ -301,7 +298,7 @@ impl Explanation {
                 continue;
             }
             let stays =
-                !frontends.is_empty() && frontends.iter().all(|(of, _)| stays_on_this_node(of, mode, is_split(of)));
+                !frontends.is_empty() && frontends.iter().all(|(of, _)| stays_on_this_node(of, tells_apart(of)));
             // The Frontends of a port and family share their weights.
             let of_family = |family| frontends.iter().find(|(of, _)| of.key.family() == family);
             let weights = Family::ALL.into_iter().filter_map(|family| of_family(family)?.0.weights.as_deref());
@@ -454,22 +451,19 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
 
 /// Whether all traffic to it goes to endpoints on this node. Where clients can be told apart, this node and its pods reach all
 /// endpoints by external addresses.
-fn stays_on_this_node(frontend: &Frontend, mode: Kind, is_split: bool) -> bool {
-    let tells_apart = !mode.facts().has_virtual_servers || is_split;
+fn stays_on_this_node(frontend: &Frontend, tells_apart: bool) -> bool {
     let falls_back = frontend.falls_back && frontend.local.is_empty();
     let is_inside = frontend.roles.contains(Roles::CLUSTER_IP);
     frontend.policy == TrafficPolicy::Local && !falls_back && (is_inside || !tells_apart)
 }
 
-/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have their own virtual server in
-/// IPVS mode.
-fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
+/// Endpoints, or the refusal, that answer at a Frontend.
+fn what_answers(frontend: &Frontend, tells_apart: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),
         1 => "1 endpoint".to_owned(),
         number => format!("{number} endpoints"),
     };
-    let tells_apart = !mode.facts().has_virtual_servers || is_split;
     let (all, here) = (count(frontend.cluster.len()), count(frontend.local.len()));
     let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
         (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),

@@ -54,14 +54,6 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
     }
 }
 
-/// An engine with the initial list, ready to write.
-async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), Stopped> {
-    // The mode decides which objects of the cluster are read.
-    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process).await?;
-    let (snapshot, unreadable) = read(&chosen.configured).await?;
-    Ok((chosen_engine(chosen, snapshot), unreadable))
-}
-
 /// The engine of the chosen mode with the initial list. Says why that mode was chosen.
 fn chosen_engine(chosen: ChosenMode, snapshot: Snapshot) -> Engine {
     chosen.reason().iter().for_each(say);
@@ -81,7 +73,10 @@ pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     }
     privileges::require()?;
     let _lock = Lock::take()?;
-    let (mut engine, unreadable) = ready(configured).await?;
+    // The mode decides which objects of the cluster are read.
+    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process).await?;
+    let (snapshot, unreadable) = read(&chosen.configured).await?;
+    let mut engine = chosen_engine(chosen, snapshot);
     unreadable.iter().for_each(say);
     let mut report = engine.pass().ok_or_else(|| Problem::new("", "nothing was done"))?;
     let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
@@ -255,17 +250,16 @@ fn plan_json(
     (unreadable, left): (&[Problem], &[String]),
 ) -> Value {
     let steps: Vec<_> = plan.steps(names).collect();
-    let lines = |list: Vec<String>| Value::from(list);
     json!({
         "steps": steps,
-        "foreign": lines(report.foreign.clone()),
+        "foreign": report.foreign,
         "refused": report.refused.iter().map(|refused| json!({
             "virtualServer": refused.key.to_string(), "service": refused.service,
             "endpoint": refused.endpoint.map(|endpoint| endpoint.to_string()), "reason": refused.reason,
         })).collect::<Vec<_>>(),
-        "unmarked": lines(proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()),
-        "rejected": lines(proxier.rejections().map(ToString::to_string).collect()),
-        "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
+        "unmarked": proxier.unmarked().map(|unmarked| unmarked.to_string()).collect::<Vec<_>>(),
+        "rejected": proxier.rejections().map(ToString::to_string).collect::<Vec<_>>(),
+        "unreadable": unreadable.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "unread": report.unread,
         "heldBack": report.stopped.as_deref(),
         "leftovers": left,

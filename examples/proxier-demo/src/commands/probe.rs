@@ -91,16 +91,6 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     Ok((report.verdict.answer == Answer::Yes && takes_table, text, json))
 }
 
-/// Whether the kernel supports the fast path, if it is configured and the mode has one.
-fn probe_fast_path(settings: &Settings, kernel: &mut KernelPorts) -> Option<Result<(), PortError>> {
-    let ports = kernel.ports();
-    let config = Some(&settings.core).filter(|_| settings.mode.facts().translates_packets)?;
-    match ports.links.addresses() {
-        Ok(host) => fast_path::trial(config, &host, ports.tables),
-        Err(error) => config.fast_path.is_some().then_some(Err(error)),
-    }
-}
-
 /// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
 /// here; for `auto`, one can. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
@@ -111,9 +101,14 @@ pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, 
         mode => probe_families(mode, settings, &mut kernel)?,
     };
     let modes = Modes::try_all(configured, &mut kernel);
-    let fast_path = probe_fast_path(settings, &mut kernel);
     let mut ports = kernel.ports();
-    let host = ports.links.addresses().unwrap_or_default();
+    let host = ports.links.addresses();
+    let fast_path = match &host {
+        _ if !settings.mode.facts().translates_packets => None,
+        Ok(host) => fast_path::trial(&settings.core, host, ports.tables),
+        Err(error) => settings.core.fast_path.is_some().then(|| Err(error.clone())),
+    };
+    let host = host.unwrap_or_default();
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
     let leftovers = beside(modes.chosen, &facts, &mut ports);
     let of_fast_path = |tried: &Result<(), PortError>| match tried {

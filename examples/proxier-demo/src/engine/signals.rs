@@ -1,8 +1,6 @@
 //! The signals that the program handles.
 
-use tokio::signal::unix::{SignalKind, signal};
-
-type Signal = tokio::signal::unix::Signal;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(crate) struct Signals {
     pub(crate) terminate: Signal,

@@ -310,8 +310,7 @@ impl Check<'_> {
         use Exposure::{Localhost, Off, On};
         // YAML may read `on` and `off` as booleans.
         let words = [("off", Off), ("localhost", Localhost), ("on", On)].map(|(word, meaning)| (word.into(), meaning));
-        let [off, localhost, on] = words;
-        let all = [off, localhost, on, (false.into(), Off), (true.into(), On)];
+        let all: Vec<_> = words.into_iter().chain([(false.into(), Off), (true.into(), On)]).collect();
         let exposure = self.one_of("statusPage", object.status_page.as_ref(), &all, "is not off, localhost or on");
         if exposure != Off && self.given.no_metrics {
             self.error("statusPage", "needs the metrics server, which is off; set --metrics-bind-address");
@@ -377,13 +376,11 @@ impl Check<'_> {
     }
 
     fn number<T: TryFrom<i64> + Default>(&mut self, field: &str, number: i64, least: i64, most: i64) -> T {
-        if let Some(fits) =
-            Some(number).filter(|number| (least..=most).contains(number)).and_then(|n| n.try_into().ok())
-        {
-            return fits;
+        let fits = Some(number).filter(|number| (least..=most).contains(number)).and_then(|n| n.try_into().ok());
+        if fits.is_none() {
+            self.error(field, format!("{number} is not from {least} to {most}"));
         }
-        self.error(field, format!("{number} is not from {least} to {most}"));
-        T::default()
+        fits.unwrap_or_default()
     }
 
     fn log_format(&mut self, format: &str) -> bool {

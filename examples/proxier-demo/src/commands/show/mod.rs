@@ -167,10 +167,6 @@ fn text(entries: &[SnapshotEntry], services: &Services, config: &Config, host: &
     let has_device = ipvs_mode::has_device(host, &config.names) || !config.binds_by_routes();
     let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
     let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
-    lines(table(entries, services).into_iter().chain([sum]))
-}
-
-fn table(entries: &[SnapshotEntry], services: &Services) -> Vec<String> {
     let mut rows = Vec::new();
     let row = |first: String, [weight, active, inactive]: [String; 3], service| {
         vec![first, weight, active, inactive, service]
@@ -191,7 +187,8 @@ fn table(entries: &[SnapshotEntry], services: &Services) -> Vec<String> {
             rows.push(row("  no real server: refused".to_owned(), Default::default(), String::new()));
         }
     }
-    board::table(&["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE", "SERVICE"], rows, None)
+    let heads = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE", "SERVICE"];
+    lines(board::table(&heads, rows, None).into_iter().chain([sum]))
 }
 
 fn forwarding(method: ForwardingMethod) -> &'static str {
