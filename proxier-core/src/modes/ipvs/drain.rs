@@ -52,10 +52,6 @@ impl Policy {
     fn first_pause(&self) -> Duration {
         self.first_poll.max(Self::SHORTEST_POLL)
     }
-
-    fn pause_after(&self, pause: Duration) -> Duration {
-        pause.saturating_mul(2).min(self.poll).max(self.first_pause())
-    }
 }
 
 /// The result of checking the draining real servers of a virtual server. Each list is sorted.
@@ -264,7 +260,7 @@ impl Drains {
                 verdicts.takes_connections.extend((weight != Weight::DRAIN).then_some(*real));
             }
         }
-        watch.pause = self.policy.pause_after(watch.pause);
+        watch.pause = watch.pause.saturating_mul(2).min(self.policy.poll).max(self.policy.first_pause());
         watch.check_at = now.saturating_add(watch.pause);
         for real in &verdicts.vanished {
             self.forget(key, real);

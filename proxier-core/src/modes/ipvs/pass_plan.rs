@@ -29,7 +29,7 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, routes: Option<&Routes>, pla
     let of_marks = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
     let keys = of_marks.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
     plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect();
-    plan.names = Some(mode.names.clone());
+    plan.names = mode.names.clone();
     if pass.full {
         let has_device = reading::has_device(pass.host, &mode.names);
         plan.stage(Phase::Prepare).device = !has_device && !mode.by_routes;

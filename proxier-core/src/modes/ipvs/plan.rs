@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use ipset::Element;
 use ipvs::model::TimeoutsUpdate;
@@ -32,8 +32,8 @@ use crate::ports::{LocalRoute, RouteOwner};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The names of its objects; `None` for the usual ones.
-    pub names: Option<Arc<KernelNames>>,
+    /// The names of its objects.
+    pub names: Arc<KernelNames>,
     /// Layout of each family's table, if tables guard. Then no stage has sets or rules, and the entries of a family are
     /// added with its table in one transaction, and deleted in another. Otherwise none.
     pub layouts: BTreeMap<Family, Arc<Layout>>,
@@ -115,7 +115,7 @@ pub struct Stage {
 
 impl Stage {
     pub(super) fn first_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
-        let KernelNames { device, prefix, .. } = plan.names();
+        let KernelNames { device, prefix, .. } = &*plan.names;
         let action = phase.action();
         let entries = move |(set, elements): (&'a SetKey, &'a BTreeSet<Element>)| {
             let set = plan.set_in(*set);
@@ -136,7 +136,7 @@ impl Stage {
     }
 
     pub(super) fn last_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
-        let (action, device) = (phase.action(), &plan.names().device);
+        let (action, device) = (phase.action(), &plan.names.device);
         let addresses = self.addresses.iter().map(move |address| Operation::Address(action, *address, device));
         let routes = self.routes.iter().map(move |route| Operation::Route(action, RouteOwner::Ipvs, *route));
         let device = (self.device && !phase.adds()).then_some(Operation::Device(action, device));
@@ -164,14 +164,9 @@ impl Plan {
         self.operations().next().is_none()
     }
 
-    pub(super) fn names(&self) -> &KernelNames {
-        static USUAL: LazyLock<KernelNames> = LazyLock::new(KernelNames::default);
-        self.names.as_deref().unwrap_or_else(|| &USUAL)
-    }
-
     /// A set of the variant.
     pub(super) fn set_in(&self, set: SetKey) -> SetIn<'_> {
-        SetIn(set.named(self.names().prefix), self.layouts.get(&set.family).map(|layout| &layout.table))
+        SetIn(set.named(self.names.prefix), self.layouts.get(&set.family).map(|layout| &layout.table))
     }
 
     pub(super) fn server<'a>(&self, operation: &'a ServerOperation) -> Operation<'a> {

@@ -73,7 +73,7 @@ impl<'a> Run<'a, '_> {
                     && self.observed.entry(key, SetKind::LoadBalancerFirewall).is_some()
             };
             let why = if let Some(set) = self.missing.iter().find(is_referred) {
-                not_without_set(set.named(self.plan.names().prefix))
+                not_without_set(set.named(self.plan.names.prefix))
             } else if let Some(key) = self.left.iter().find(is_guarded) {
                 skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
             } else {

@@ -12,6 +12,7 @@ use ipvs::{Operation as ServerOperation, VirtualServerKey};
 
 use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
@@ -74,7 +75,7 @@ pub(crate) fn apply(
         plan,
         wanted,
         observed,
-        basis: guards.take_basis(),
+        basis: if let Guards::Nft(tables) = guards { tables.basis.take() } else { None },
         drains,
         leaving,
         unmade,

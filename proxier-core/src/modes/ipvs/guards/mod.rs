@@ -46,14 +46,6 @@ impl Guards {
         matches!(self, Guards::Nft(_))
     }
 
-    /// The tables as just read, from which the next writes follow.
-    pub(crate) fn take_basis(&mut self) -> Option<nft::Basis> {
-        match self {
-            Guards::Programs(_) => None,
-            Guards::Nft(tables) => tables.basis.take(),
-        }
-    }
-
     /// The networks in which the kernel's rules refuse connections that no Service serves; `None` if unknown.
     pub(crate) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
         match self {

@@ -158,11 +158,6 @@ impl Layout {
         [of_node].into_iter().chain(of_pods(self.rule(), &self.pods, CmpOp::Eq))
     }
 
-    /// To a split Frontend from inside: the endpoint may be on another node, and answers must return through this node.
-    fn masquerade_inside(&self) -> Vec<Rule> {
-        self.inside().map(|rule| self.marks(rule)).collect()
-    }
-
     /// To a split Frontend from outside: the packet gets the mark with which IPVS selects local endpoints.
     fn mark_outside(&self) -> Vec<Rule> {
         let kind = SetKind::SplitMark;
@@ -246,11 +241,6 @@ impl Layout {
         ]
     }
 
-    /// `KUBE-LOAD-BALANCER`.
-    fn load_balancer(&self) -> Vec<Rule> {
-        vec![returned(self.matching(SetKind::LoadBalancerLocal)), self.marks(self.rule())]
-    }
-
     /// `KUBE-POSTROUTING`. The mark is removed, so that it has no effect when the packet passes here again inside a
     /// tunnel.
     fn masquerade(&self) -> Vec<Rule> {
@@ -264,11 +254,6 @@ impl Layout {
         let inside = |kind| returned(self.matching(kind));
         let dropped = built(self.rule().drop_packet());
         vec![inside(SetKind::LoadBalancerSourceCidr), inside(SetKind::LoadBalancerSourceIp), dropped]
-    }
-
-    /// New connections to Services without endpoints, if source ranges let them in.
-    fn without_endpoints(&self) -> [Rule; 2] {
-        rejections(self.family, || self.in_set(self.rule().ct_state(CtState::NEW), SetKind::NoEndpoint))
     }
 
     /// `KUBE-IPVS-FILTER`. Addresses of Services are local, so no other program that listens here may answer on them.
@@ -306,7 +291,14 @@ impl table::Layout for Layout {
         let before = |priority: Priority| Priority(priority.0.saturating_sub(1));
         let base = |chain, hook, priority, rules| self.base(chain, ChainType::Filter, hook, priority, rules);
         let nat = |chain, hook, priority, rules| self.base(chain, ChainType::Nat, hook, before(priority), rules);
-        let input = [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat();
+        // Source ranges come before refusals of Services without endpoints.
+        let without_endpoints =
+            rejections(self.family, || self.in_set(self.rule().ct_state(CtState::NEW), SetKind::NoEndpoint));
+        let input = [vec![jumps(FILTER), jumps(FIREWALL)], without_endpoints.into()].concat();
+        // `KUBE-LOAD-BALANCER`.
+        let load_balancer = vec![returned(self.matching(SetKind::LoadBalancerLocal)), self.marks(self.rule())];
+        // The endpoint of a split Frontend may be on another node, and answers must return through this node.
+        let from_inside = self.inside().map(|rule| self.marks(rule)).collect();
         // If any Frontend has a mark.
         let to_mark = self.split.map(|_| built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))));
         let unmark = self.split.map(|range| built(self.rule().mark(range.value, range.mask).set_mark(0)));
@@ -314,8 +306,8 @@ impl table::Layout for Layout {
             self.regular(OWNED, Vec::new()),
             self.regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
             self.regular(NODE_PORT, self.node_port()),
-            self.regular(LOAD_BALANCER, self.load_balancer()),
-            self.regular(FROM_INSIDE, self.masquerade_inside()),
+            self.regular(LOAD_BALANCER, load_balancer),
+            self.regular(FROM_INSIDE, from_inside),
             self.regular(FROM_OUTSIDE, self.mark_outside()),
             self.regular(SERVICES, self.services()),
             self.regular(SOURCE_RANGES, self.source_ranges()),
