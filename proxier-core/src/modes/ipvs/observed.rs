@@ -199,7 +199,7 @@ impl Observed {
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);
-        self.routes.compact();
+        pack(&mut self.routes.singles);
         pack(&mut self.host_addresses);
         self.sets.values_mut().for_each(pack);
     }
@@ -289,10 +289,6 @@ impl BoundRoutes {
     pub(crate) fn remove(&mut self, network: &Network) {
         self.whole.remove(network);
         self.singles.remove(network);
-    }
-
-    pub(crate) fn compact(&mut self) {
-        pack(&mut self.singles);
     }
 
     fn of_length(&self, network: &Network) -> &BTreeMap<Network, Option<IpAddr>> {

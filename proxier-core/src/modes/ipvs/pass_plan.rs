@@ -40,12 +40,8 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, routes: Option<&Routes>, pla
         };
     }
     match &mode.guards {
-        Guards::Programs(programs) => {
-            order_by_rules(mode, programs, routes, pass, plan);
-        }
-        Guards::Nft(tables) => {
-            plan_tables(wanted, tables, routes, pass.full, plan);
-        }
+        Guards::Programs(programs) => order_by_rules(mode, programs, routes, pass, plan),
+        Guards::Nft(tables) => plan_tables(wanted, tables, routes, pass.full, plan),
     }
     report.drift = Vec::new();
     if pass.tells_drift() {

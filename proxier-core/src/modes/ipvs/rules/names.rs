@@ -18,18 +18,16 @@ pub(super) const IPVS_OUT_FILTER: &str = "IPVS-OUT-FILTER";
 
 /// Chains of IPVS mode, present and past, in the order of declaration. `KUBE-FIRE-WALL` is kube-proxy's up to 1.25; do
 /// not confuse it with the kubelet's `KUBE-FIREWALL`.
-const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"];
-const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
+const OURS: [(TableName, &[&str]); 2] = [
+    (TableName::NAT, &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"]),
+    (TableName::FILTER, &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER]),
+];
 
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 pub(crate) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
-    let names = match table {
-        table if *table == TableName::NAT => NAT,
-        table if *table == TableName::FILTER => FILTER,
-        _ => &[],
-    };
-    chain.strip_prefix(prefix.as_str()).is_some_and(|name| names.contains(&name))
+    let name = chain.strip_prefix(prefix.as_str());
+    name.is_some_and(|name| OURS.iter().any(|(of, names)| of == table && names.contains(&name)))
 }
 
 /// Table, chain, target and comment, in the order of the jumps in the chain. Source ranges come before the rule that
