@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::expr::{Expression, NatFlags};
 use crate::model::{
-    Chain, Element, ElementData, ElementKey, Flowtable, InvalidValue, Name, Object, ObjectData, ObjectKey,
-    ObservedRule, Rule, Set, SetFlags, Table, Verdict,
+    Chain, ChainKey, Element, ElementData, ElementKey, Flowtable, FlowtableKey, InvalidValue, Name, Object, ObjectData,
+    ObjectKey, ObservedRule, Rule, Set, SetFlags, SetKey, Table, Verdict,
 };
 use crate::snapshot::TableSnapshot;
 use crate::transaction::{RulePlace, Transaction};
@@ -210,9 +210,18 @@ impl Gone {
     }
 }
 
+/// The desired parts of a table by key: a table may have tens of thousands.
+struct Parts<'a> {
+    chains: BTreeMap<&'a ChainKey, &'a (Chain, Vec<Rule>)>,
+    sets: BTreeMap<&'a SetKey, &'a (Set, Vec<Element>)>,
+    objects: BTreeMap<&'a ObjectKey, &'a Object>,
+    flowtables: BTreeMap<&'a FlowtableKey, &'a Flowtable>,
+}
+
 /// A desired table and that of the kernel.
 struct Difference<'a> {
     wanted: &'a TableSpec,
+    parts: Parts<'a>,
     observed: Option<&'a TableSnapshot>,
     gone: Gone,
     transaction: Transaction,
@@ -225,57 +234,65 @@ struct Difference<'a> {
 impl<'a> Difference<'a> {
     fn new(wanted: &'a TableSpec, observed: Option<&'a TableSnapshot>) -> Self {
         let mut gone = Gone::default();
+        let parts = Parts {
+            chains: wanted.chains.iter().map(|of| (&of.0.key, of)).collect(),
+            sets: wanted.sets.iter().map(|of| (&of.0.key, of)).collect(),
+            objects: wanted.objects.iter().map(|object| (&object.key, object)).collect(),
+            flowtables: wanted.flowtables.iter().map(|of| (&of.key, of)).collect(),
+        };
         if let Some(observed) = observed {
             // Kept are equal ones, and those of other programs if allowed.
             let stays = |found: Option<bool>| found.unwrap_or(wanted.keep_others);
             for found in observed.chains.iter().map(|found| &found.chain) {
-                let is_same = wanted.chains.iter().find(|(chain, _)| chain.key == found.key);
+                let is_same = parts.chains.get(&found.key);
                 if !stays(is_same.map(|(chain, _)| is_kind_of_chain(chain, found))) {
                     gone.chains.insert(found.key.name.clone());
                 }
             }
             for found in observed.sets.iter().map(|found| &found.set.set) {
-                let is_same = wanted.sets.iter().find(|(set, _)| set.key == found.key);
+                let is_same = parts.sets.get(&found.key);
                 let is_anonymous = found.flags.contains(SetFlags::ANONYMOUS);
                 if !is_anonymous && !stays(is_same.map(|(set, _)| is_kind_of_set(set, found))) {
                     gone.sets.insert(found.key.name.clone());
                 }
             }
             for found in observed.objects.iter().map(|found| &found.object) {
-                let is_same = wanted.objects.iter().find(|object| object.key == found.key);
+                let is_same = parts.objects.get(&found.key);
                 if !stays(is_same.map(|object| fixed_data(&object.data) == fixed_data(&found.data))) {
                     gone.objects.insert(found.key.clone());
                 }
             }
             for found in observed.flowtables.iter().map(|found| &found.flowtable) {
-                let is_same = wanted.flowtables.iter().find(|of| of.key == found.key);
+                let is_same = parts.flowtables.get(&found.key);
                 if !stays(is_same.map(|of| is_kind_of_flowtable(of, found))) {
                     gone.flowtables.insert(found.key.name.clone());
                 }
             }
         }
         let (transaction, rules, elements) = (Transaction::new(), Transaction::new(), Transaction::new());
-        Difference { wanted, observed, gone, transaction, rules, elements }
+        Difference { wanted, parts, observed, gone, transaction, rules, elements }
     }
 
     /// Deletes what is not desired, referring parts first. Records additions to what stays.
     fn delete(&mut self) {
-        let (wanted, Some(observed)) = (self.wanted, self.observed) else { return };
+        let Some(observed) = self.observed else { return };
+        let mut rules: BTreeMap<&ChainKey, Vec<&ObservedRule>> = BTreeMap::new();
+        observed.rules.iter().for_each(|found| rules.entry(&found.chain).or_default().push(found));
         // Bound chains are deleted with their rules.
         let chains =
             || observed.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound).map(|chain| &chain.key);
         for found in chains() {
             if self.gone.chains.contains(&found.name) {
                 self.transaction.flush_chain(found);
-            } else if let Some((chain, rules)) = wanted.chains.iter().find(|(chain, _)| chain.key == *found) {
-                self.change_rules(chain, rules, &observed.rules_of(found).collect::<Vec<_>>());
+            } else if let Some((chain, wanted)) = self.parts.chains.get(found) {
+                self.change_rules(chain, wanted, rules.get(found).map_or(&[], Vec::as_slice));
             }
         }
         for contents in &observed.sets {
             let found = &contents.set.set;
             if self.gone.sets.contains(&found.key.name) {
                 self.transaction.delete_set(&found.key);
-            } else if let Some((set, elements)) = wanted.sets.iter().find(|(set, _)| set.key == found.key) {
+            } else if let Some((set, elements)) = self.parts.sets.get(&found.key) {
                 self.change_elements(set, elements, &contents.elements);
             }
         }
@@ -290,7 +307,7 @@ impl<'a> Difference<'a> {
         for found in observed.flowtables.iter().map(|found| &found.flowtable) {
             if self.gone.flowtables.contains(&found.key.name) {
                 self.transaction.delete_flowtable(&found.key);
-            } else if let Some(flowtable) = wanted.flowtables.iter().find(|of| of.key == found.key) {
+            } else if let Some(flowtable) = self.parts.flowtables.get(&found.key) {
                 self.change_devices(flowtable, found);
             }
         }
@@ -323,9 +340,9 @@ impl<'a> Difference<'a> {
                 self.transaction.create_table(wanted.table.clone());
             }
         }
+        let objects: BTreeSet<_> = observed.iter().flat_map(|of| &of.objects).map(|found| &found.object.key).collect();
         for object in &wanted.objects {
-            let is_there = observed.is_some_and(|of| of.objects.iter().any(|found| found.object.key == object.key));
-            if !is_there || self.gone.objects.contains(&object.key) {
+            if !objects.contains(&object.key) || self.gone.objects.contains(&object.key) {
                 self.transaction.create_object(object.clone());
             }
         }
@@ -335,10 +352,11 @@ impl<'a> Difference<'a> {
                 self.transaction.create_flowtable(flowtable.clone());
             }
         }
+        let chains = observed.iter().flat_map(|of| &of.chains).map(|found| (&found.chain.key, &found.chain));
+        let chains: BTreeMap<_, _> = chains.collect();
         for (chain, rules) in &wanted.chains {
-            let found = observed.and_then(|of| of.chains.iter().find(|found| found.chain.key == chain.key));
-            match found.filter(|_| !self.gone.chains.contains(&chain.key.name)) {
-                Some(found) if policy(&found.chain) == policy(chain) => {}
+            match chains.get(&chain.key).filter(|_| !self.gone.chains.contains(&chain.key.name)) {
+                Some(found) if policy(found) == policy(chain) => {}
                 Some(_) => {
                     self.transaction.add_chain(chain.clone());
                 }
@@ -350,9 +368,9 @@ impl<'a> Difference<'a> {
                 }
             }
         }
+        let sets: BTreeSet<_> = observed.iter().flat_map(|of| &of.sets).map(|found| &found.set.set.key).collect();
         for (set, elements) in &wanted.sets {
-            let is_there = observed.is_some_and(|of| of.sets.iter().any(|found| found.set.set.key == set.key));
-            if !is_there || self.gone.sets.contains(&set.key.name) {
+            if !sets.contains(&set.key) || self.gone.sets.contains(&set.key.name) {
                 self.transaction.create_set(set.clone());
                 let elements = set.merge(elements.iter().cloned());
                 if !elements.is_empty() {
@@ -439,7 +457,7 @@ fn plain_key(key: &ElementKey) -> ElementKey {
 }
 
 /// Index pairs (desired, found) of the longest common subsequence. If the lists are too long for a quadratic algorithm,
-/// only the common beginning and end.
+/// of a long one: each desired one is searched for only a little further.
 fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> Vec<(usize, usize)> {
     const LARGEST: usize = 1 << 20;
     let head = wanted.iter().zip(found).take_while(|(wanted, found)| is_same(wanted, found)).count();
@@ -478,6 +496,15 @@ fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> 
                 of = down;
             } else {
                 at = right;
+            }
+        }
+    } else {
+        let window = LARGEST.checked_div(middle.0).unwrap_or(0);
+        let mut left = others.iter().take(middle.1).enumerate();
+        for (of, wanted) in rest.iter().take(middle.0).enumerate() {
+            let skipped = left.clone().take(window).position(|(_, found)| is_same(wanted, found));
+            if let Some((at, _)) = skipped.and_then(|skipped| left.nth(skipped)) {
+                places.push((head.saturating_add(of), head.saturating_add(at)));
             }
         }
     }

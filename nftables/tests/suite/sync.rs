@@ -148,6 +148,14 @@ pub(crate) fn rules_and_elements_that_stay_are_not_written(client: &mut Client) 
     assert_eq!(comments, ["x", "b", "y", "c"]);
     assert!(matches!(after[1].rule.expressions[2], Expression::Counter { packets: 5, .. }), "{:?}", after[1]);
     assert_eq!(client.list_elements(&dynamic).unwrap().len(), 2);
+    // A long list with changes at both ends and in between.
+    let numbers: Vec<String> = (0..1200).map(|number| number.to_string()).collect();
+    let mut long: Vec<&str> = numbers.iter().map(String::as_str).collect();
+    client.sync(&spec(&long)).unwrap();
+    (long[0], long[1199]) = ("x", "y");
+    long.remove(600);
+    let plan = client.sync(&spec(&long)).unwrap();
+    assert_eq!(plan.len(), 5, "{plan}");
 }
 
 pub(crate) fn elements_that_run_out_before_the_commit_do_not_refuse_it(client: &mut Client) {
