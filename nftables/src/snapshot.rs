@@ -1,6 +1,6 @@
 //! A table with all its contents.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::expr::Expression;
 use crate::model::{
@@ -113,7 +113,7 @@ impl TableSnapshot {
         }
         // Anonymous sets keep their names. Rewritten rules refer to the new sets by number; meters, to which rules
         // write, by name.
-        let mut anonymous = Vec::new();
+        let mut anonymous = BTreeMap::new();
         for contents in &self.sets {
             let mut set = contents.set.set.clone();
             // The kernel set it. With it in a request, the kernel would choose a set type to which rules cannot write.
@@ -127,7 +127,7 @@ impl TableSnapshot {
             if set.flags.contains(SetFlags::ANONYMOUS | SetFlags::CONSTANT) {
                 let elements: Vec<Element> = elements.collect();
                 if let Ok(reference) = transaction.add_anonymous_set(set.clone(), elements) {
-                    anonymous.push((set.key.name, reference));
+                    anonymous.insert(set.key.name, reference);
                 }
             } else {
                 transaction.add_set(set.clone());
@@ -140,7 +140,7 @@ impl TableSnapshot {
             let mut again = rule.rule.clone();
             for expression in &mut again.expressions {
                 expression.for_each_set(&mut |set| {
-                    if let Some((_, reference)) = anonymous.iter().find(|(name, _)| *name == set.name) {
+                    if let Some(reference) = anonymous.get(&set.name) {
                         *set = reference.clone();
                     }
                 });

@@ -9,15 +9,16 @@ mod statement;
 mod value;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use crate::builder::L4Protocol;
 use crate::expr::{Expression, SetReference, SynproxyFlags};
 use crate::model::{
-    ByteOrder, Chain, DataType, Element, ElementData, ElementExtras, ElementKey, Family, FieldTypes, Flowtable,
-    FlowtableFlags, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Value, Verdict,
-    timeout_states,
+    ByteOrder, Chain, ChainKey, DataType, Element, ElementData, ElementExtras, ElementKey, Family, FieldTypes,
+    Flowtable, FlowtableFlags, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Value,
+    Verdict, timeout_states,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
@@ -471,15 +472,17 @@ impl TableSnapshot {
             lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
             writeln!(f, "\t}}")?;
         }
+        // By name, and rules by chain: there may be tens of thousands.
+        let sets: BTreeMap<_, _> = self.sets.iter().map(|contents| (&contents.set.set.key.name, contents)).collect();
         let sets = |wanted: &SetReference| {
-            let found = self.sets.iter().find(|contents| contents.set.set.key.name == wanted.name)?;
+            let found = sets.get(&wanted.name)?;
             Some((&found.set.set, Cow::Borrowed(found.elements.as_slice())))
         };
-        let bound = |name: &Name| {
-            let chain =
-                self.chains.iter().map(|found| &found.chain).find(|chain| chain.bound && chain.key.name == *name)?;
-            Some(self.rules_of(&chain.key).map(|found| &found.rule).collect())
-        };
+        let mut rules: BTreeMap<&ChainKey, Vec<&Rule>> = BTreeMap::new();
+        self.rules.iter().for_each(|found| rules.entry(&found.chain).or_default().push(&found.rule));
+        let bound = self.chains.iter().map(|found| &found.chain).filter(|chain| chain.bound).map(|chain| &chain.key);
+        let bound: BTreeMap<_, _> = bound.map(|key| (&key.name, key)).collect();
+        let bound = |name: &Name| Some(rules.get(bound.get(name)?).cloned().unwrap_or_default());
         let known = Known { sets: &sets, bound: &bound, depth: 0 };
         for chain in self.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound) {
             writeln!(f, "\tchain {} {{", chain.key.name)?;
@@ -489,8 +492,7 @@ impl TableSnapshot {
             if let Some(line) = base_line(chain) {
                 writeln!(f, "\t\t{line}")?;
             }
-            for observed in self.rules_of(&chain.key) {
-                let rule = &observed.rule;
+            for rule in rules.get(&chain.key).into_iter().flatten() {
                 let text = rule.text(table.key.family, known, names);
                 writeln!(f, "\t\t{}", text.unwrap_or_else(|| wordless(&rule.expressions)))?;
             }
@@ -504,46 +506,49 @@ fn block(lines: &[String]) -> String {
     lines.iter().fold(String::from("{ "), |text, line| text + line + "; ") + "}"
 }
 
-/// A set of a transaction, and its elements if it is anonymous: rules refer to those by number.
-fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'a Set, Cow<'a, [Element]>)> {
-    transaction.operations.iter().find_map(|operation| match operation {
-        Operation::AddElements(Elements { set, id, elements }, _)
-            if set.flags.contains(SetFlags::ANONYMOUS) && id.is_some() && *id == wanted.id =>
-        {
-            Some((&**set, elements.iter().collect()))
-        }
-        Operation::AddSet(set, _, _) if !set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name => {
-            Some((set, Cow::default()))
-        }
-        _ => None,
-    })
-}
-
 /// Commands, one per line, for `nft -f -`.
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.operations.iter().try_for_each(|operation| self.command(operation, f))
+        // What rules refer to: sets by name, anonymous ones by number, and the rules of chains that are bound to a rule.
+        let (mut named, mut anonymous, mut bound) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for operation in &self.operations {
+            match operation {
+                Operation::AddElements(of, _) if of.set.flags.contains(SetFlags::ANONYMOUS) => {
+                    anonymous.entry(of.id).or_insert(of);
+                }
+                Operation::AddSet(set, ..) if !set.flags.contains(SetFlags::ANONYMOUS) => {
+                    named.entry(&set.key.name).or_insert(set);
+                }
+                Operation::AddChain(chain, _) if chain.bound => drop(bound.insert(&chain.key.name, Vec::new())),
+                _ => {}
+            }
+        }
+        let mut others = Vec::with_capacity(self.operations.len());
+        for operation in &self.operations {
+            match operation {
+                Operation::AddRule(chain, rule, _) if bound.contains_key(&chain.name) => {
+                    bound.entry(&chain.name).or_default().push(rule);
+                }
+                other => others.push(other),
+            }
+        }
+        let sets = |wanted: &SetReference| {
+            let of = anonymous.get(&wanted.id).filter(|of| of.id.is_some());
+            let of = of.map(|of| (&*of.set, Cow::Owned(of.elements.iter().collect())));
+            of.or_else(|| Some((*named.get(&wanted.name)?, Cow::default())))
+        };
+        let known = Known { sets: &sets, bound: &|name| bound.get(name).cloned(), depth: 0 };
+        others.into_iter().try_for_each(|operation| operation.write(known, f))
     }
 }
 
-impl Transaction {
-    /// The rules of a chain that is bound to a rule.
-    fn rules_of_bound(&self, name: &Name) -> Option<Vec<&Rule>> {
-        self.operations.iter().find(|of| matches!(of, Operation::AddChain(c, _) if c.bound && c.key.name == *name))?;
-        let of_chain = |operation: &'_ Operation| matches!(operation, Operation::AddRule(key, ..) if key.name == *name);
-        let rules = self.operations.iter().filter(|operation| of_chain(operation)).filter_map(Operation::rule);
-        Some(rules.collect())
-    }
-
-    fn command(&self, operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Operation {
+    fn write(&self, known: Known<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use crate::transaction::Present;
         let verb = |present: &Present| if *present == Present::Keep { "add" } else { "create" };
-        let rule_text = |family: Family, rule: &Rule| {
-            let (sets, bound) = (|wanted: &SetReference| set_of(self, wanted), |name: &Name| self.rules_of_bound(name));
-            rule.text(family, Known { sets: &sets, bound: &bound, depth: 0 }, None)
-                .ok_or_else(|| wordless(&rule.expressions))
-        };
-        match operation {
+        let rule_text =
+            |family: Family, rule: &Rule| rule.text(family, known, None).ok_or_else(|| wordless(&rule.expressions));
+        match self {
             Operation::AddTable(table, present) => {
                 let comment = table.comment.as_ref().map(|comment| format!("comment {}", quoted(comment)));
                 let dormant = table.flags.contains(TableFlags::DORMANT).then(|| "flags dormant".to_owned());
@@ -554,7 +559,6 @@ impl Transaction {
             Operation::DeleteTable(key) => writeln!(f, "delete table {key}"),
             Operation::FlushTable(key) => writeln!(f, "flush table {key}"),
             Operation::AddChain(chain, _) if chain.bound => Ok(()),
-            Operation::AddRule(chain, ..) if self.rules_of_bound(&chain.name).is_some() => Ok(()),
             Operation::AddChain(chain, present) => {
                 let mut lines: Vec<String> = Vec::new();
                 if let Some(line) = base_line(chain) {
