@@ -122,7 +122,7 @@ const CONTEXT: &str = "netlink batch";
 
 impl<'a> BatchWriter<'a> {
     pub(crate) fn new(connection: &'a mut Connection) -> Self {
-        connection.encoder.clear();
+        connection.begin();
         let chunk_messages = connection.chunk_messages();
         let chunk_bytes = connection.limits().chunk_bytes;
         BatchWriter {
@@ -203,7 +203,7 @@ impl<'a> BatchWriter<'a> {
             self.stopped = stopped;
         }
         self.pending.clear();
-        self.connection.encoder.clear();
+        self.connection.begin();
     }
 
     /// Reads answers up to that of the last request. If this fails, the state of every unanswered request is unknown.

@@ -295,11 +295,19 @@ impl Connection {
         body: impl FnOnce(&mut Encoder),
         context: &'static str,
     ) -> Result<Sent, Error> {
-        self.encoder.clear();
+        self.begin();
         let request = self.append(kind, flags, header, body);
         let request = request.map_err(|error| Error::new(ErrorKind::Unsendable(error), context))?;
         self.send(context)?;
         Ok(request)
+    }
+
+    /// Empties the send buffer. Sequence numbers start again here if at all, so those of a group increase.
+    pub(crate) fn begin(&mut self) {
+        self.encoder.clear();
+        if self.sequence > u32::MAX / 2 {
+            self.sequence = 0;
+        }
     }
 
     /// Appends one message to the send buffer, which is unchanged on failure.
@@ -311,7 +319,7 @@ impl Connection {
         body: impl FnOnce(&mut Encoder),
     ) -> Result<Sent, WireError> {
         // Unsolicited messages have sequence number 0.
-        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
+        self.sequence = self.sequence.saturating_add(1);
         let (out, sequence) = (&mut self.encoder, self.sequence);
         let start = out.len();
         MessageHeader { length: 0, kind, flags: flags | NLM_F_REQUEST, sequence, port: 0 }.put(out);
@@ -513,5 +521,30 @@ pub(crate) fn kernel_error(
         offset: extended.offset,
         missing: extended.missing,
         echo: echo.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Reply, Simulated};
+
+    /// Answers are found by these numbers. After 2^32 requests a batch took some that were refused for done.
+    #[test]
+    fn numbers_start_again_between_groups() {
+        let mut connection = Connection::new(Simulated::new(|_: &Message<'_>| Reply::Error(Errno::EEXIST)));
+        connection.set_limits(Limits::default().with_timeout(Duration::from_millis(50)).with_chunk(4, 1 << 20));
+        for sequence in [0, u32::MAX / 2, u32::MAX - 2] {
+            connection.sequence = sequence;
+            let mut batch = connection.batch();
+            for _ in 0..9 {
+                batch.push(16, 0, &[], |_| {});
+            }
+            let report = batch.finish();
+            assert!(report.stopped.is_none() && report.failures.len() == 9, "{sequence}: {report:?}");
+            connection.sequence = sequence;
+            let refused = connection.query(16, 0, &[], |_| {}, |_| Ok(())).unwrap_err();
+            assert!(refused.kernel().is_some(), "{sequence}");
+        }
     }
 }

@@ -50,7 +50,7 @@ const CONTEXT: &str = "netlink transaction";
 
 impl<'a> TogetherWriter<'a> {
     pub(crate) fn new(connection: &'a mut Connection) -> Self {
-        connection.encoder.clear();
+        connection.begin();
         TogetherWriter { connection, sent: Vec::new() }
     }
 
@@ -152,13 +152,8 @@ impl<'a> TogetherWriter<'a> {
         refused: &mut Vec<(usize, KernelError)>,
     ) -> Result<bool, Error> {
         let mut finished = false;
-        // Sequence numbers increase, except once in 2^32 at the overflow.
         let find = |sequence| {
-            let place = self
-                .sent
-                .binary_search_by_key(&sequence, |sent| sent.sequence)
-                .ok()
-                .or_else(|| self.sent.iter().position(|sent| sent.sequence == sequence))?;
+            let place = self.sent.binary_search_by_key(&sequence, |sent| sent.sequence).ok()?;
             self.sent.get(place).map(|sent| (place, *sent))
         };
         self.connection.read_acknowledgements(length, CONTEXT, find, |place, sent, refusal| {
