@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use crate::model::{Element, Entry, IpSpan, SetSpec, SetType};
+use crate::model::{Element, Entry, Family, IpSpan, Part, SetSpec, SetType};
 use crate::precheck::{in_range, is_null, missing_extension};
 use crate::uapi;
 use crate::wire::get_entry;
@@ -38,6 +38,10 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     let zero = |span: Option<IpSpan>| span.and_then(|span| span.prefix()) == Some(0);
     let (first, second) = entry.element.spans();
     if set.set_type.has_nomatch() && !set.set_type.has_zero_prefix() && (zero(first) || zero(second)) {
+        return Err(uapi::IPSET_ERR_INVALID_CIDR);
+    }
+    let is_network = |span: IpSpan| span.family() == Family::Inet6 && !span.is_host();
+    if set.set_type.info().first == Part::Each && first.is_some_and(is_network) {
         return Err(uapi::IPSET_ERR_INVALID_CIDR);
     }
     if !in_range(set.options.range, &entry.element) {

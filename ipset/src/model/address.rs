@@ -187,14 +187,18 @@ impl IpSpan {
         }
     }
 
-    /// The `index`th address of an IPv4 range; the first address if `index` is beyond the end, or for IPv6.
+    /// The `index`th address; the last one if `index` is beyond the end.
     pub(crate) fn nth_host(&self, index: u32) -> Self {
         match self.0 {
             Repr::V4 { first, last } => {
                 let address = first.saturating_add(index).min(last);
                 IpSpan(Repr::V4 { first: address, last: address })
             }
-            Repr::V6 { .. } => Self::host(self.first()),
+            Repr::V6 { network, prefix } => {
+                let first = u128::from_be_bytes(network);
+                let address = first.saturating_add(index.into()).min(first | !mask6(prefix));
+                Self::host(Ipv6Addr::from_bits(address).into())
+            }
         }
     }
 

@@ -18,6 +18,8 @@ pub use entry::{Element, Entry, EntryOptions, Position, SkbMark, SkbPriority};
 pub use name::{Comment, Interface, MacAddr, SetName, Timeout};
 pub use port::{PortRange, Ports, Protocol};
 pub use set::{ObservedSet, Range, SetFlags, SetOptions, SetSpec};
+#[cfg(feature = "testing")]
+pub(crate) use set_type::Part;
 pub use set_type::{Family, SetType, Shape};
 
 /// A value that cannot be part of a set: the kernel would refuse it or change its meaning.

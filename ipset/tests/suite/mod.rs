@@ -54,7 +54,7 @@ suite! {
     an_update_changes_options_and_keeps_counters, options_need_their_extension, a_form_or_family_that_does_not_fit_is_not_sent,
     a_full_set_stops_the_work, a_refused_entry_is_named_and_the_others_are_carried_out, a_refused_entry_is_short_in_debug, bitmaps_have_a_range,
     ranges_become_their_entries, networks_hold_addresses_but_for_nomatch, members_of_a_list_have_places,
-    the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
+    entries_that_no_set_holds_are_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
     sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_keeps_what_is_wanted_without_a_timeout, sync_orders_lists, sync_changes_mac_addresses,
     sync_takes_the_last_of_two_spellings, sync_changes_wildcards, sync_takes_options_as_they_are_reported,
@@ -459,12 +459,15 @@ pub(crate) fn members_of_a_list_have_places(client: &mut Client) {
     assert_eq!(order(client), "b a");
 }
 
-pub(crate) fn the_null_entry_is_refused(client: &mut Client) {
+pub(crate) fn entries_that_no_set_holds_are_refused(client: &mut Client) {
     for (line, null) in [
         ("create a hash:ip", "0.0.0.0"),
         ("create b hash:ip", "0.0.0.0/30"),
         ("create c hash:ip netmask 8", "0.1.2.3"),
         ("create d hash:ip family inet6 netmask 64", "::1"),
+        // Networks of IPv4 are their addresses.
+        ("create e hash:ip family inet6", "fd00::/126"),
+        ("create f hash:ip,port family inet6", "fd00::/126,tcp:1"),
     ] {
         let set = create(client, line);
         assert!(matches!(kind(client.add_entry(&set.name, &entry(&set, null))), ErrorKind::EntryInvalid(_)), "{line}");
@@ -800,6 +803,8 @@ pub(crate) fn sync_writes_nothing_when_a_refusal_can_be_foreseen(client: &mut Cl
         ("create c bitmap:ip range 10.0.0.1-10.0.0.9", &["10.0.0.1-10.0.0.9"], 9),
         ("create d bitmap:port range 5-9", &["5-9"], 5),
         ("create e bitmap:ip range 10.0.0.100-10.0.3.100 netmask 24", &["10.0.0.1", "10.0.3.255"], 2),
+        ("create f hash:ip family inet6", &["fd00::/126", "fd00::3"], 4),
+        ("create g hash:ip,port family inet6", &["fd00::/127,tcp:1-2"], 4),
     ] {
         let set = spec(line);
         assert_eq!(client.sync(&set, &entries(&set, texts)).unwrap().added, added, "{line}");
