@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 
 pub use self::http::Request;
 use self::resource::{
-    Encoding, KINDS, Kind, Object, Resource, Revision, Selector, Sent, bookmark, forbidden, status, too_large,
+    Encoding, KINDS, Kind, Object, Resource, Revision, Selector, Sent, bookmark, ending, forbidden, status, too_large,
     with_version,
 };
 
@@ -623,9 +623,10 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> 
             return fail(stream, 401, &status(401));
         }
         if request.method == "POST" && request.path.ends_with("/events") {
-            if state.events_forbidden {
+            let is_ending = request.path.contains("/namespaces/ending/");
+            if state.events_forbidden || is_ending {
                 drop(state);
-                return fail(stream, 403, &forbidden("events", "create"));
+                return fail(stream, 403, &if is_ending { ending() } else { forbidden("events", "create") });
             }
             state.events.extend(serde_json::from_str::<Value>(&request.body));
             drop(state);

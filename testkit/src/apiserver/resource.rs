@@ -263,6 +263,15 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
     failure(403, "Forbidden", &message, Some(json!({"group": group, "kind": plural})))
 }
 
+/// The answer to a new object in the namespace `ending`, which is being deleted.
+pub(super) fn ending() -> Value {
+    let (message, reason) = ("namespace ending is being terminated", "NamespaceTerminating");
+    let cause = json!({"reason": reason, "message": message, "field": "metadata.namespace"});
+    let details = json!({"group": "events.k8s.io", "kind": "events", "causes": [cause]});
+    let why = "unable to create new content in namespace ending because it is being terminated";
+    failure(403, "Forbidden", &format!("events.events.k8s.io \"x\" is forbidden: {why}"), Some(details))
+}
+
 /// The answer to a request for a version that the server does not have yet.
 pub(super) fn too_large(wanted: u64, version: u64) -> Value {
     let cause = "Too large resource version";

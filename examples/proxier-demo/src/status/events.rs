@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
 use k8s_openapi::jiff::Timestamp;
 use kube::client::Body;
 use proxier_core::snapshot::ObjectKey;
@@ -64,6 +65,11 @@ const AGAIN: Duration = Duration::from_secs(600);
 const A_MINUTE: usize = 60;
 /// Longest note in bytes (the API's limit).
 const NOTE: usize = 1024;
+/// Longest name of an object, and longest text about who sends an Event, in bytes.
+const NAME: usize = 253;
+const SENDER: usize = 128;
+/// Longest body of a failure.
+const FAILURE: usize = 64 << 10;
 /// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The first pause after a failure; doubles each time.
@@ -155,7 +161,8 @@ impl Sender {
         }
     }
 
-    /// `before`: the outcome of the previous attempt, if this is not the first.
+    /// `before`: the outcome of the previous attempt, if this is not the first. Returns `CONFLICT` for a namespace that
+    /// is being deleted, which has nothing to do with permissions.
     async fn send(
         &self,
         report: &Report,
@@ -179,12 +186,23 @@ impl Sender {
         }
         let answer = current.send(request, PATIENCE).await;
         let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
-        let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;
+        let answer = answer.map_err(|error| error.to_string())?;
+        let status = answer.status();
+        if status == StatusCode::FORBIDDEN && is_of_ending_namespace(answer.into_body()).await {
+            return Ok(StatusCode::CONFLICT);
+        }
         if status == StatusCode::UNAUTHORIZED {
             self.session.judge(&current, false).await;
         }
         Ok(status)
     }
+}
+
+/// Whether the server refused a new object because its namespace is being deleted.
+async fn is_of_ending_namespace(body: Body) -> bool {
+    let body = tokio::time::timeout(PATIENCE, Limited::new(body, FAILURE).collect()).await;
+    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
+    body.is_some_and(|body| String::from_utf8_lossy(&body).contains("NamespaceTerminating"))
 }
 
 /// The object in the form of `events.k8s.io/v1`.
@@ -202,12 +220,14 @@ fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
             (key.name(), key.namespace(), object)
         }
     };
+    let unique = format!(".{:x}", now.as_nanosecond());
+    let name = cut(name, NAME.saturating_sub(unique.len())).trim_end_matches(['-', '.']);
     json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
-        "metadata": {"name": format!("{name}.{:x}", now.as_nanosecond()), "namespace": namespace},
+        "metadata": {"name": format!("{name}{unique}"), "namespace": namespace},
         "eventTime": format!("{now:.6}"),
         "reportingController": "kube-proxy",
-        "reportingInstance": format!("kube-proxy-{node_name}"),
+        "reportingInstance": cut(&format!("kube-proxy-{node_name}"), SENDER),
         "type": if warning { "Warning" } else { "Normal" },
         "reason": reason, "action": action, "regarding": regarding, "note": cut(&report.note, NOTE),
     })
@@ -236,6 +256,42 @@ mod tests {
         let event = event(&report, "n1", SystemTime::UNIX_EPOCH);
         assert_eq!(event["note"].as_str().unwrap().len(), NOTE);
         assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
+    }
+
+    /// A server refuses longer ones. A name ends with a letter or a digit before each dot.
+    #[test]
+    fn long_names_of_nodes_are_cut() {
+        for long in [format!("{}.c", "a".repeat(251)), "a-".repeat(126) + "c"] {
+            let report = Report { regarding: Regarding::Node, reason: Reason::STARTING, note: String::new() };
+            let event = event(&report, &long, SystemTime::now());
+            let name = event["metadata"]["name"].as_str().unwrap();
+            assert!(name.len() <= 253 && !name.contains("-.") && !name.contains(".."), "{name}");
+            assert!(event["reportingInstance"].as_str().unwrap().len() <= 128);
+            assert_eq!(event["regarding"]["name"], *long);
+        }
+    }
+
+    /// It is no reason to ask an administrator for a permission.
+    #[tokio::test]
+    async fn a_namespace_that_is_being_deleted_takes_no_events() {
+        let server = ApiServer::start();
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let mut sender = Sender {
+            session: Session::new(connection),
+            node_name: "n1".into(),
+            sent: HashMap::new(),
+            forbidden: false,
+        };
+        let about = |namespace| Report {
+            regarding: Regarding::Service(ObjectKey::new(namespace, "web")),
+            reason: Reason::INVALID_FIELD,
+            note: String::new(),
+        };
+        sender.deliver(&about("ending"), SystemTime::now()).await;
+        assert!(!sender.forbidden && server.requests().len() == 1, "{:?}", server.requests());
+        server.forbid_events(true);
+        sender.deliver(&about("demo"), SystemTime::now()).await;
+        assert!(sender.forbidden);
     }
 
     /// Waits until this many Events have arrived.
