@@ -1,5 +1,6 @@
 //! Frontends provided by an agent, without Kubernetes objects.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{
@@ -111,7 +112,7 @@ impl FrontendSpec {
         rejections: &mut Vec<Rejection>,
     ) -> Vec<FrontendSpec> {
         let mut report = Reporter { kind: ObjectKind::Frontends, key, rejections };
-        let mut checked: Vec<FrontendSpec> = Vec::new();
+        let (mut checked, mut named) = (Vec::new(), BTreeSet::new());
         for (index, mut spec) in specs.into_iter().enumerate() {
             spec.key.address = spec.key.address.to_canonical();
             let field = format!("[{index}]");
@@ -120,7 +121,7 @@ impl FrontendSpec {
             } else if spec.source_ranges.is_some() && !spec.roles.contains(Roles::LOAD_BALANCER) {
                 // A restriction that would have no effect must not open access.
                 Some("source ranges need the role of a load balancer; the Frontend is left out")
-            } else if checked.iter().any(|earlier| earlier.key == spec.key) {
+            } else if !named.insert(spec.key) {
                 Some("named twice; the first counts")
             } else {
                 None
@@ -173,7 +174,7 @@ impl FrontendSpec {
             }
             checked.push(spec);
         }
-        checked.sort_unstable_by_key(|spec| spec.key);
+        checked.sort_unstable_by_key(|spec: &FrontendSpec| spec.key);
         checked
     }
 }

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use proxier_core::config::Config;
 use proxier_core::engine::Options;
+use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::{Desired, Names, NodeFacts};
 use proxier_core::sketch::Sketch;
-use proxier_core::snapshot::{HostAddresses, Node, ObjectKind, Store};
+use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, ObjectKind, Store};
 use proxier_demo::engine::Engine;
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::sources::initial_list;
@@ -100,6 +101,20 @@ fn a_service_costs_what_its_ports_and_slices_are_long() {
         assert!(desired.frontends().all(|frontend| frontend.cluster.len() == 1));
     };
     compare("ports of a Service", FEW, cost(3, || work(&few)), cost(1, || work(&many)));
+}
+
+/// An agent gives all Frontends of a name at once, with each change.
+#[test]
+fn frontends_of_agents_cost_what_their_list_is_long() {
+    let spec = |number: u32| {
+        let address = std::net::Ipv4Addr::from_bits((10 << 24) + 1 + number);
+        FrontendSpec::new(FrontendKey::new(Protocol::Tcp, address.into(), 80), [])
+    };
+    is_linear("Frontends of a name", |count| {
+        let mut store = Store::new("n1");
+        let specs = (0..u32::try_from(4 * count).unwrap()).map(spec);
+        assert_eq!(store.upsert_frontends(&ObjectKey::new("demo", "web"), specs).len(), 1);
+    });
 }
 
 #[test]
