@@ -141,6 +141,9 @@ impl FrontendSpec {
                 report.reject(field.clone(), "balancing, weights", Abilities::IGNORED);
                 (spec.balancing, spec.weights) = (None, Vec::new());
             }
+            let weighed = spec.weights.iter_mut().map(|(endpoint, _)| endpoint);
+            let endpoints = spec.cluster.iter_mut().chain(&mut spec.local).chain(weighed);
+            endpoints.for_each(|endpoint| endpoint.address = endpoint.address.to_canonical());
             spec.weights.sort_by_key(|(endpoint, _)| *endpoint);
             spec.weights.dedup_by_key(|(endpoint, _)| *endpoint);
             let family = spec.key.family();

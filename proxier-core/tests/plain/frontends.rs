@@ -224,14 +224,16 @@ fn what_cannot_be_served_is_left_out_and_named() {
     odd.affinity_secs = Some(0);
     let zero = FrontendSpec::new(FrontendKey { port: 0, ..odd.key }, []);
     let twice = spec("TCP 10.96.0.4:80", &["10.0.0.7:80"]);
-    let datagrams = spec("UDP 10.96.0.6:53", &["10.0.0.9:53"]);
+    // Addresses of a socket of both families.
+    let mut datagrams = spec("UDP [::ffff:10.96.0.6]:53", &["[::ffff:10.0.0.9]:53", "10.0.0.9:53"]);
+    datagrams.weights = vec![(endpoint("[::ffff:10.0.0.9]:53"), 3)];
     // The gateway of this node, as an external IP.
     let mut gateway = spec("TCP 192.0.2.254:80", &["10.0.0.1:80"]);
     gateway.roles = Roles::EXTERNAL_IP;
     agent.kernel.set_gateways(["192.0.2.254".parse().unwrap()]);
     agent.asks("odd", &[spec("TCP 127.0.0.1:80", &[]), zero, open, odd, twice, gateway, datagrams]);
     let report = settles(&mut agent);
-    assert_eq!(agent.served(), ["TCP 10.96.0.4:80 10.0.0.1:80*1", "UDP 10.96.0.6:53 10.0.0.9:53*1"]);
+    assert_eq!(agent.served(), ["TCP 10.96.0.4:80 10.0.0.1:80*1", "UDP 10.96.0.6:53 10.0.0.9:53*3"]);
     assert_eq!(
         agent.rejections(),
         [
