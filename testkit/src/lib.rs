@@ -24,6 +24,7 @@
 pub mod apiserver;
 #[cfg(feature = "corpus")]
 mod corpus;
+pub mod cost;
 pub mod differential;
 pub mod documents;
 mod executable;
