@@ -241,14 +241,27 @@ impl<R: Runner> Loader<R> {
     /// A module that does not exist does not prevent the others from being loaded. `modprobe` only reports success for
     /// all of them together, so each module that is missing afterwards gets its message.
     pub fn load_all(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
-        let (there, missing): (Vec<_>, Vec<_>) = modules.iter().partition(|module| self.is_there(module));
+        let (there, missing) = self.by_presence(modules.iter().collect());
         let tried = if missing.is_empty() { LoadResult::AlreadyThere } else { self.modprobe(&missing) };
+        let (loaded, missing) = self.by_presence(missing);
+        let outcome = |(module, result): (&ModuleName, LoadResult)| LoadOutcome { module: module.clone(), result };
         let there = there.into_iter().map(|module| (module, LoadResult::AlreadyThere));
-        let missing = missing.into_iter().map(|module| {
-            let result = if self.is_there(module) { LoadResult::Loaded } else { tried.clone() };
-            (module, result)
-        });
-        there.chain(missing).map(|(module, result)| LoadOutcome { module: module.clone(), result }).collect()
+        let loaded = loaded.into_iter().map(|module| (module, LoadResult::Loaded));
+        let missing = missing.into_iter().map(|module| (module, tried.clone()));
+        there.chain(loaded).chain(missing).map(outcome).collect()
+    }
+
+    /// Modules that are loaded or built in, and the others.
+    fn by_presence<'a>(&self, modules: Vec<&'a ModuleName>) -> (Vec<&'a ModuleName>, Vec<&'a ModuleName>) {
+        const LARGEST: u64 = 16 << 20;
+        if modules.is_empty() {
+            return (modules, Vec::new());
+        }
+        let listed = self.root.read("/proc/modules", LARGEST).ok().and_then(|bytes| LoadedModules::parse(&bytes).ok());
+        modules.into_iter().partition(|module| {
+            listed.as_ref().is_some_and(|list| list.get(module).is_some())
+                || self.root.exists(&format!("/sys/module/{module}")).unwrap_or(false)
+        })
     }
 
     /// Runs one `modprobe` for these modules. Returns [`LoadResult::NotSeen`] if it reports success.
@@ -277,12 +290,5 @@ impl<R: Runner> Loader<R> {
             RunOutcome::TimedOut => LoadResult::TimedOut,
             RunOutcome::NotStarted(why) => LoadResult::NotStarted(why),
         }
-    }
-
-    fn is_there(&self, module: &ModuleName) -> bool {
-        const LARGEST: u64 = 16 << 20;
-        let listed = self.root.read("/proc/modules", LARGEST).ok().and_then(|bytes| LoadedModules::parse(&bytes).ok());
-        listed.is_some_and(|list| list.get(module).is_some())
-            || self.root.exists(&format!("/sys/module/{module}")).unwrap_or(false)
     }
 }

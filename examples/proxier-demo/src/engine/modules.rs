@@ -5,12 +5,16 @@ use std::path::Path;
 
 use kmod_probe::{Loader, ModuleName};
 use proxier_core::config::RulesBy;
+use proxier_core::modes::Kind;
 
 use crate::settings::Settings;
 
 /// Modules for the tables of nftables mode and of IPVS mode.
-const TABLES: &str = "nf_tables nft_chain_nat nft_ct nft_fib_ipv4 nft_fib_ipv6 nft_hash nft_masq nft_nat nft_numgen \
-                      nft_reject_ipv4 nft_reject_ipv6 nf_conntrack_netlink";
+const TABLES: &str = "nf_tables nft_chain_nat nft_ct nft_fib_ipv4 nft_fib_ipv6 nft_masq nft_nat nft_reject_ipv4 \
+                      nft_reject_ipv6 nf_conntrack_netlink";
+
+/// More modules of nftables mode, which distributes connections itself.
+const NFTABLES: &str = "nft_hash nft_numgen";
 
 /// Modules of IPVS mode that are loaded once it has served, without the scheduler's. If all are loaded, no preparation
 /// is needed.
@@ -27,17 +31,27 @@ fn of_ipvs(settings: &Settings) -> Vec<String> {
     used.split(' ').map(str::to_owned).chain([scheduler]).collect()
 }
 
-/// Whether every module of IPVS mode is loaded. A built-in one may be invisible.
+/// Whether every module of IPVS mode is loaded.
 pub(super) fn has_ipvs(settings: &Settings) -> bool {
-    of_ipvs(settings).iter().all(|module| Path::new("/sys/module").join(module).exists())
+    of_ipvs(settings).iter().all(is_loaded)
+}
+
+/// A built-in module may be invisible.
+fn is_loaded(module: &String) -> bool {
+    Path::new("/sys/module").join(module).exists()
 }
 
 /// Loads missing modules of the mode. A failure shows at first use.
 pub(crate) fn preload(settings: &Settings) {
-    let mut names = if settings.mode.facts().has_virtual_servers { of_ipvs(settings) } else { Vec::new() };
+    let mut names = match settings.mode {
+        Kind::Ipvs => of_ipvs(settings),
+        Kind::Nftables => NFTABLES.split(' ').map(str::to_owned).collect(),
+        Kind::Iptables | Kind::Userspace => Vec::new(),
+    };
     if settings.mode.table_name(&settings.core).is_some() {
         names.splice(0..0, TABLES.split(' ').map(str::to_owned));
     }
+    names.retain(|name| !is_loaded(name));
     if names.is_empty() {
         return;
     }
