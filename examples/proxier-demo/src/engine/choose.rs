@@ -5,6 +5,7 @@ use std::fmt;
 
 use iptables::Backend;
 use proxier_core::config::RulesBy;
+use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::forward::dropping_forward;
 use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::modes::{Kind, ipvs};
@@ -83,7 +84,8 @@ pub(crate) async fn choose(
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
     // The rule back end is selected once for all modes, because it decides whether programs are needed.
     let mut configured = configured.clone();
-    let (settings, rules) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
+    let mut first = kernel::open()?;
+    let (settings, rules) = engine::with_rules(&configured.settings, &mut first.ports(), preparing);
     configured.settings = settings;
     let configured = &configured;
     // A missing capability does not justify serving in another way.
@@ -94,6 +96,8 @@ pub(crate) async fn choose(
         privileges::require_rules()?;
     }
     let may_fall_back = !configured.no_fallback;
+    // What it knows by now, such as the programs of iptables and their rules, need not be found out again.
+    let mut first = Some(first);
     let mut passed_over: Vec<PassedOver> = Vec::new();
     let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
     if asked == RequestedMode::Auto
@@ -114,7 +118,8 @@ pub(crate) async fn choose(
         // A bad value does not justify serving in another way; `Invocation::configure` has checked all these modes'
         // sections.
         let configured = configured.in_mode(mode)?;
-        match open(&configured, preparing).await {
+        let kernel = first.take().map_or_else(kernel::open, Ok)?;
+        match Box::pin(open(&configured, preparing, kernel)).await {
             Ok((engine, notes)) => {
                 passed_over.retain(|passed_over| passed_over.mode != mode);
                 let rules = rules.clone().filter(|choice| mode.facts().has_virtual_servers && choice.reason.is_some());
@@ -147,8 +152,11 @@ pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Op
     })
 }
 
-async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
-    let mut kernel = kernel::open()?;
+async fn open(
+    configured: &Configured,
+    preparing: Preparing,
+    mut kernel: KernelPorts,
+) -> Result<(Engine, Vec<String>), Vec<Problem>> {
     if preparing == Preparing::LoadModules {
         modules::preload(&configured.settings);
     }
