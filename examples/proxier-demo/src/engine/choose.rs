@@ -11,7 +11,8 @@ use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::modes::{Kind, ipvs};
 use proxier_core::net::Family;
 
-use crate::engine::{self, Engine, kernel, modules, needs, privileges};
+use crate::engine::needs::{self, Tried};
+use crate::engine::{self, Engine, kernel, modules, privileges};
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
 
@@ -85,7 +86,7 @@ pub(crate) async fn choose(
     // The rule back end is selected once for all modes, because it decides whether programs are needed.
     let mut configured = configured.clone();
     let mut first = kernel::open()?;
-    let (settings, rules) = engine::with_rules(&configured.settings, &mut first.ports(), preparing);
+    let (settings, mut rules) = engine::with_rules(&configured.settings, &mut first.ports(), preparing);
     configured.settings = settings;
     let configured = &configured;
     // A missing capability does not justify serving in another way.
@@ -119,7 +120,9 @@ pub(crate) async fn choose(
         // sections.
         let configured = configured.in_mode(mode)?;
         let kernel = first.take().map_or_else(kernel::open, Ok)?;
-        match Box::pin(open(&configured, preparing, kernel)).await {
+        let asked = rules.as_mut().filter(|_| mode.facts().has_virtual_servers);
+        let tried = asked.map(|choice| std::mem::take(&mut choice.tried)).unwrap_or_default();
+        match Box::pin(open(&configured, preparing, kernel, tried)).await {
             Ok((engine, notes)) => {
                 passed_over.retain(|passed_over| passed_over.mode != mode);
                 let rules = rules.clone().filter(|choice| mode.facts().has_virtual_servers && choice.reason.is_some());
@@ -156,6 +159,7 @@ async fn open(
     configured: &Configured,
     preparing: Preparing,
     mut kernel: KernelPorts,
+    tried: Tried,
 ) -> Result<(Engine, Vec<String>), Vec<Problem>> {
     if preparing == Preparing::LoadModules {
         modules::preload(&configured.settings);
@@ -163,7 +167,7 @@ async fn open(
     if preparing == Preparing::LoadModules || !configured.settings.mode.facts().has_virtual_servers {
         needs::require(&configured.settings, &mut kernel)?;
     }
-    Engine::open(configured, kernel).await
+    Engine::open(configured, kernel, tried).await
 }
 
 /// Kind of tables that this machine's iptables programs write.

@@ -35,7 +35,7 @@ use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use crate::engine::choose::Preparing;
-use crate::engine::needs::Findings;
+use crate::engine::needs::{Findings, Tried};
 use crate::engine::neighbours::Neighbours;
 use crate::engine::timed::TimedPorts;
 use crate::message::change::{Change, Unreadable};
@@ -92,17 +92,22 @@ impl Engine {
         Some(problem)
     }
 
-    /// Detects which families this kernel supports. Returns notes for the log, too.
+    /// Detects which families this kernel supports; `tried`: as the choice of the rules has found, if it asked. Returns
+    /// notes for the log, too.
     /// Errors: neither family can be served, a capability is missing, or a required part is permanently missing; each
     /// problem explains what to do.
-    pub async fn open(configured: &Configured, mut kernel: KernelPorts) -> Result<(Self, Vec<String>), Vec<Problem>> {
+    pub(crate) async fn open(
+        configured: &Configured,
+        mut kernel: KernelPorts,
+        tried: Tried,
+    ) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         if settings.mode.needs_rule_programs(&settings.core) {
             privileges::require_rules()?;
         }
         let is_ipvs = settings.mode.facts().has_virtual_servers;
         let modules = if is_ipvs { check_modules(settings) } else { None };
-        let (families, mut notes) = needs::families(settings, &mut kernel)?;
+        let (families, mut notes) = needs::families(settings, &mut kernel, tried)?;
         if is_ipvs {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }

@@ -149,7 +149,7 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
 /// Checks by a trial that iptables mode can serve at least one family. Temporary failures, such as a held lock, are not
 /// obstacles.
 fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
-    families(settings, kernel)?;
+    families(settings, kernel, Vec::new())?;
     let mut problems = Vec::new();
     for family in settings.core.families.iter() {
         let trials = try_iptables(family, &facts(settings), kernel).into_iter();
@@ -167,23 +167,32 @@ fn may_pass(error: &PortError) -> bool {
     matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown)
 }
 
+/// Whether the kernel supports the table of IPVS mode, by family.
+pub(crate) type Tried = Vec<(Family, Result<(), PortError>)>;
+
 /// The configured families that the mode supports here, and notes on the others.
 /// Errors: no family can be served; the problem shows what is refused.
-pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+/// `tried`: outcomes of the trials, if they were made just now.
+pub(crate) fn families(
+    settings: &Settings,
+    kernel: &mut KernelPorts,
+    tried: Tried,
+) -> Result<(Served, Vec<String>), Problem> {
     let by_programs = settings.mode.needs_rule_programs(&settings.core);
     let (otherwise, tried) = if by_programs {
         let ports = kernel.ports();
-        let tried = settings.core.families.iter().map(|family| {
-            let outcome = ports.rules.has_random_fully(family).map(drop);
-            (family, vec![Trial { what: None, is_needed: true, outcome }])
-        });
+        let tried =
+            settings.core.families.iter().map(|family| whole((family, ports.rules.has_random_fully(family).map(drop))));
         ("cannot write rules".to_owned(), tried.collect())
     } else {
         let otherwise = match settings.mode {
             Kind::Ipvs => "nf_tables cannot guard virtual servers".to_owned(),
             mode => format!("{mode} mode cannot be used"),
         };
-        let tried = try_mode(settings.mode, settings, kernel);
+        let tried = match tried.as_slice() {
+            [] => try_mode(settings.mode, settings, kernel),
+            _ => Ok(tried.into_iter().map(whole).collect()),
+        };
         let tried = tried.map_err(|error| Problem::new("", format!("{otherwise}: {error}")))?;
         (otherwise, tried)
     };
@@ -240,8 +249,12 @@ pub(crate) fn try_mode(
         Kind::Userspace => userspace::attempt(settings, kernel)?,
         Kind::Iptables => return Ok(families.map(|family| (family, try_iptables(family, &facts, kernel))).collect()),
     };
-    let whole = |(family, outcome)| (family, vec![Trial { what: None, is_needed: true, outcome }]);
     Ok(tried.into_iter().map(whole).collect())
+}
+
+/// A trial of everything in a family.
+fn whole((family, outcome): (Family, Result<(), PortError>)) -> (Family, Vec<Trial>) {
+    (family, vec![Trial { what: None, is_needed: true, outcome }])
 }
 
 /// Answers of the programs and the kernel to trial rules of iptables mode.

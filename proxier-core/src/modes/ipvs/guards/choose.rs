@@ -9,7 +9,8 @@ use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::nft::{is_ours, may_have_iptables};
-use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::net::Family;
+use crate::ports::{PortError, PortErrorKind, Ports, Result};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
@@ -21,6 +22,9 @@ pub struct Choice {
     pub by: RulesBy,
     /// The observation that decided; `None` if the configuration did.
     pub reason: Option<String>,
+    /// Whether the kernel supports the table, by family, if it was asked.
+    #[doc(hidden)]
+    pub tried: Vec<(Family, Result<()>)>,
 }
 
 impl fmt::Display for Choice {
@@ -41,28 +45,29 @@ impl fmt::Display for Choice {
 /// before the kernel is asked whether it supports the table, and may load modules.
 pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) -> Choice {
     if config.ipvs.rules != RulesBy::Auto {
-        return Choice { by: config.ipvs.rules, reason: None };
+        return Choice { by: config.ipvs.rules, reason: None, tried: Vec::new() };
     }
-    let of = |by, reason| Choice { by, reason: Some(reason) };
+    let of = |by, reason, tried| Choice { by, reason: Some(reason), tried };
     let serves = |family| is_ours(&nft::table(family, &config.names), ports.tables) == Ok(true);
     let is_there = config.families.iter().any(serves);
     if let Some(reason) = why_iptables(config, is_there, ports) {
-        return of(RulesBy::Iptables, reason);
+        return of(RulesBy::Iptables, reason, Vec::new());
     }
     prepare();
     let facts = NodeFacts::new(config, &Node::new(""), &HostAddresses::default());
-    let mut refused = Vec::new();
-    for (family, outcome) in nft::trials(config.families.iter(), &facts, ports.tables) {
-        match outcome {
-            Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process exists".to_owned()),
-            Ok(()) => {
-                let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
-                return of(RulesBy::Nftables, reason.to_owned());
-            }
-            Err(error) => refused.push(format!("{family}: {error}")),
-        }
-    }
-    of(RulesBy::Iptables, format!("nf_tables cannot guard virtual servers: {}", refused.join("; ")))
+    let tried = nft::trials(config.families.iter(), &facts, ports.tables);
+    let refused =
+        |(family, outcome): &(Family, Result<()>)| outcome.as_ref().err().map(|error| format!("{family}: {error}"));
+    let refused: Vec<String> = tried.iter().filter_map(refused).collect();
+    let (by, reason) = if refused.len() == tried.len() {
+        (RulesBy::Iptables, format!("nf_tables cannot guard virtual servers: {}", refused.join("; ")))
+    } else if is_there {
+        (RulesBy::Nftables, "the table of an earlier process exists".to_owned())
+    } else {
+        let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
+        (RulesBy::Nftables, reason.to_owned())
+    };
+    of(by, reason, tried)
 }
 
 /// Why this node needs iptables rules; `None` if it does not. `is_there`: a table of this mode exists.
