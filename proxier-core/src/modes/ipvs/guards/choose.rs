@@ -23,7 +23,6 @@ pub struct Choice {
     /// The observation that decided; `None` if the configuration did.
     pub reason: Option<String>,
     /// Whether the kernel supports the table, by family, if it was asked.
-    #[doc(hidden)]
     pub tried: Vec<(Family, Result<()>)>,
 }
 
