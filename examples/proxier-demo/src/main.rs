@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use proxier_core::modes::Kind;
 use proxier_demo::commands::{diff, explain, once, probe, render, run, show, trace};
 use proxier_demo::engine::{memory, needs};
 use proxier_demo::output::say;
@@ -10,7 +11,6 @@ use proxier_demo::settings::cli::{self, Command, Configured, Ending, Invocation}
 use proxier_demo::status::logging;
 
 fn main() -> ExitCode {
-    memory::one_heap();
     begin().unwrap_or_else(|ending| ending.report())
 }
 
@@ -23,6 +23,7 @@ fn begin() -> Result<ExitCode, Ending> {
         return Err(invocation.ending(Ending::bad_input(problem)));
     }
     let settings = &configured.settings;
+    memory::share_heaps(if settings.mode == Kind::Nftables { 4 } else { 1 });
     logging::start(settings.verbosity, settings.log_json);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

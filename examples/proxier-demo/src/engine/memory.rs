@@ -1,15 +1,16 @@
-//! Uses one heap, and returns unused memory to the kernel.
+//! Uses few heaps, and returns unused memory to the kernel.
 
 use std::ops::Range;
 
-/// Makes all threads share one heap, whose large blocks return to the kernel when freed. Call it before other threads
-/// start.
+/// Makes threads share so many heaps, whose large blocks return to the kernel when freed. Call it before they start.
 ///
-/// By default glibc gives each thread its own heap, and other threads cannot reuse what it frees. Here one thread reads
-/// objects and another stores them.
-pub fn one_heap() {
+/// By default glibc gives each thread its own, and other threads cannot reuse what it frees. With one heap the thread
+/// that reads objects and the one that stores them wait for each other: a start in nftables mode with 50,000 Services
+/// takes 2.1 s instead of 1.5. In iptables mode four heaps take 7 MB more.
+#[cfg_attr(not(target_env = "gnu"), expect(unused_variables, reason = "other allocators have no such setting"))]
+pub fn share_heaps(heaps: i32) {
     #[cfg(target_env = "gnu")]
-    for (parameter, value) in [(nix::libc::M_ARENA_MAX, 1), (nix::libc::M_MMAP_THRESHOLD, 64 << 10)] {
+    for (parameter, value) in [(nix::libc::M_ARENA_MAX, heaps), (nix::libc::M_MMAP_THRESHOLD, 64 << 10)] {
         // SAFETY: mallopt(3) takes two numbers and changes how memory is allocated from here on.
         #[expect(unsafe_code, reason = "glibc's own function, which nobody wraps")]
         let _was_taken = unsafe { nix::libc::mallopt(parameter, value) };
