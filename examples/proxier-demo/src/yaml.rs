@@ -135,9 +135,10 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
 
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
     // Tracking the path doubles the cost of reading, and only bad texts need it.
-    serde_json::from_str(text).or_else(|_| {
-        let value: Value = serde_json::from_str(text).map_err(|error| (String::new(), error.to_string()))?;
-        read(&value)
+    serde_json::from_str(text).map_err(|error| {
+        // A value has each field once: a text that has one twice is wrong as a whole.
+        let at_field = serde_json::from_str(text).ok().and_then(|value| read::<T>(&value).err());
+        at_field.unwrap_or_else(|| (String::new(), in_words(error.to_string())))
     })
 }
 

@@ -158,6 +158,13 @@ fn objects_of_protobuf_are_taken_when_they_have_arrived() {
 }
 
 #[test]
+fn a_field_that_is_there_twice_is_refused() {
+    let twice = r#"{"metadata": {"name": "web", "namespace": "demo"}, "spec": {}, "spec": {}}"#;
+    let refused = Resource::Services.read(Object::Json(twice)).unwrap_err();
+    assert!(refused.1.starts_with("duplicate field `spec`"), "{refused:?}");
+}
+
+#[test]
 fn a_number_that_ends_too_early_is_refused() {
     // spec.ports[0].port.
     let message = [0x12, 4, 0x0a, 2, 0x18, 0xff];
