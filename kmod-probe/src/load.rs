@@ -1,5 +1,6 @@
 //! Loads modules on request: runs `modprobe` without a shell and with a time limit.
 
+use std::cell::LazyCell;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -254,13 +255,11 @@ impl<R: Runner> Loader<R> {
     /// Modules that are loaded or built in, and the others.
     fn by_presence<'a>(&self, modules: Vec<&'a ModuleName>) -> (Vec<&'a ModuleName>, Vec<&'a ModuleName>) {
         const LARGEST: u64 = 16 << 20;
-        if modules.is_empty() {
-            return (modules, Vec::new());
-        }
-        let listed = self.root.read("/proc/modules", LARGEST).ok().and_then(|bytes| LoadedModules::parse(&bytes).ok());
+        let read = || LoadedModules::parse(&self.root.read("/proc/modules", LARGEST).ok()?).ok();
+        let listed = LazyCell::new(read);
         modules.into_iter().partition(|module| {
-            listed.as_ref().is_some_and(|list| list.get(module).is_some())
-                || self.root.exists(&format!("/sys/module/{module}")).unwrap_or(false)
+            self.root.exists(&format!("/sys/module/{module}")).unwrap_or(false)
+                || listed.as_ref().is_some_and(|list| list.get(module).is_some())
         })
     }
 

@@ -31,14 +31,9 @@ fn of_ipvs(settings: &Settings) -> Vec<String> {
     used.split(' ').map(str::to_owned).chain([scheduler]).collect()
 }
 
-/// Whether every module of IPVS mode is loaded.
+/// Whether every module of IPVS mode is loaded. A built-in one may be invisible.
 pub(super) fn has_ipvs(settings: &Settings) -> bool {
-    of_ipvs(settings).iter().all(is_loaded)
-}
-
-/// A built-in module may be invisible.
-fn is_loaded(module: &String) -> bool {
-    Path::new("/sys/module").join(module).exists()
+    of_ipvs(settings).iter().all(|module| Path::new("/sys/module").join(module).exists())
 }
 
 /// Loads missing modules of the mode. A failure shows at first use.
@@ -51,7 +46,6 @@ pub(crate) fn preload(settings: &Settings) {
     if settings.mode.table_name(&settings.core).is_some() {
         names.splice(0..0, TABLES.split(' ').map(str::to_owned));
     }
-    names.retain(|name| !is_loaded(name));
     if names.is_empty() {
         return;
     }
