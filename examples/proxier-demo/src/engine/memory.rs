@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// Makes threads share so many heaps, whose large blocks return to the kernel when freed. Call it before they start.
+/// Sets how many heaps the threads share. Their large blocks return to the kernel when freed. Call it before threads
+/// start.
 ///
 /// By default glibc gives each thread its own, and other threads cannot reuse what it frees. With one heap the thread
 /// that reads objects and the one that stores them wait for each other: a start in nftables mode with 50,000 Services

@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// It is no reason to ask an administrator for a permission.
+    /// No permission would help, so none is asked for.
     #[tokio::test]
     async fn a_namespace_that_is_being_deleted_takes_no_events() {
         let server = ApiServer::start();
