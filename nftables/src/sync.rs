@@ -456,8 +456,8 @@ fn plain_key(key: &ElementKey) -> ElementKey {
     }
 }
 
-/// Index pairs (desired, found) of the longest common subsequence. If the lists are too long for a quadratic algorithm,
-/// of a long one: each desired one is searched for only a little further.
+/// Index pairs (desired, found) of the longest common subsequence. It may be a shorter one if the lists are too long for
+/// the quadratic algorithm: then each desired item is searched for only a little further.
 fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> Vec<(usize, usize)> {
     const LARGEST: usize = 1 << 20;
     let head = wanted.iter().zip(found).take_while(|(wanted, found)| is_same(wanted, found)).count();
