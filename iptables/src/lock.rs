@@ -1,7 +1,7 @@
 //! The xtables lock of the legacy programs: finds its holders, and takes it for programs that are too old to do so.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -21,7 +21,11 @@ pub const LOCK_PATH: &str = "/run/xtables.lock";
 ///
 /// A process in another process namespace is not visible there.
 pub fn holders(path: &Path) -> Vec<LockHolder> {
-    let (Ok(file), Ok(locks)) = (fs::metadata(path), fs::read_to_string("/proc/locks")) else { return Vec::new() };
+    // The kernel continues this list by position (fs/locks.c: locks_start), so a lock that is released between two reads
+    // hides another. One read gets a page of it.
+    let mut locks = String::with_capacity(4096);
+    let read = File::open("/proc/locks").and_then(|mut list| list.read_to_string(&mut locks));
+    let (Ok(file), Ok(_)) = (fs::metadata(path), read) else { return Vec::new() };
     let exact = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
     let mut pids = holding_pids(&locks, |id| id == exact);
     if pids.is_empty() {
@@ -116,6 +120,8 @@ pub(crate) fn timeout(path: &Path, waited: Duration) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use super::*;
 
     #[test]
@@ -152,5 +158,30 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::LockTimeout);
         assert!(error.is_retryable());
         assert_eq!(error.lock_holders().first().map(|h| h.pid), Some(std::process::id()), "{error}");
+    }
+
+    #[test]
+    fn a_holder_is_found_while_other_locks_come_and_go() {
+        let path = |n: usize| std::env::temp_dir().join(format!("iptables-lock-test-{n}-{}", std::process::id()));
+        let file = |n| File::create(path(n)).unwrap();
+        let held = file(0);
+        held.lock().unwrap();
+        let done = AtomicBool::new(false);
+        let missed = std::thread::scope(|scope| {
+            for file in (1..=3).map(file) {
+                let done = &done;
+                scope.spawn(move || {
+                    while !done.load(Relaxed) {
+                        file.lock().unwrap();
+                        file.unlock().unwrap();
+                    }
+                });
+            }
+            let missed = (0..2000).filter(|_| holders(&path(0)).is_empty()).count();
+            done.store(true, Relaxed);
+            missed
+        });
+        (0..=3).for_each(|n| fs::remove_file(path(n)).unwrap());
+        assert_eq!(missed, 0);
     }
 }
