@@ -41,8 +41,8 @@ pub enum Need {
     IptablesNft,
     /// nf_tables, and the program `nft`.
     Nftables,
-    /// A program `nft` whose lookups of ranges in a concatenation this kernel accepts. Linux 7.2 refuses what nft 1.0.6
-    /// sends. Without it the test is skipped everywhere.
+    /// A program `nft` whose lookups of ranges in a concatenation this kernel accepts. Linux 6.12.117 and 7.2 refuse
+    /// what nft 1.0.6 sends. Without it the test is skipped everywhere.
     NftRanges,
     /// Flow tables of nf_tables (`nf_flow_table`).
     FlowTables,

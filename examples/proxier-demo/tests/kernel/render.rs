@@ -210,7 +210,7 @@ fn in_ipvs_mode_it_is_what_a_pass_makes() {
 /// `auto` is what `run` chooses on a node without iptables rules, which `render` reports.
 #[test]
 fn in_ipvs_mode_with_a_table_it_is_what_a_pass_makes() {
-    let needs = [PROXY, TOOLS, &[Need::Nftables, Need::Tool("nft")]].concat();
+    let needs = [PROXY, TOOLS, &[Need::NftRanges]].concat();
     let parts = [BY_IPTABLES[1], ("nft", "nft --file -")];
     let listed: fn() -> BTreeSet<String> = || of_nft().into_iter().chain(of_ipvs()).collect();
     let (_, said) = is_what_a_pass_makes(&needs, &["--ipvs-rules", "auto"], &parts, listed);
@@ -221,7 +221,7 @@ fn in_ipvs_mode_with_a_table_it_is_what_a_pass_makes() {
 
 #[test]
 fn in_nftables_mode_it_is_what_a_pass_makes() {
-    let needs = [TOOLS, &[Need::Nftables, Need::Tool("nft")]].concat();
+    let needs = [TOOLS, &[Need::NftRanges]].concat();
     is_what_a_pass_makes(&needs, &["--proxy-mode", "nftables"], &[("nft", "nft --file -")], of_nft);
 }
 
