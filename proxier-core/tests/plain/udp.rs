@@ -8,7 +8,7 @@ use ipvs::VirtualServerKey;
 use ipvs::model::Protocol;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proxier_core::config::RulesBy;
+use proxier_core::config::{NodePortAddresses, RulesBy};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, Fault, Flow};
 use proxier_core::modes::Kind;
@@ -134,6 +134,51 @@ fn each_family_has_its_flows_forgotten() {
         assert_eq!(node.kernel.flows(), [flows[0]].into(), "{way:?}");
         node.run(Duration::from_secs(3));
         assert_eq!(node.kernel.flows(), [].into(), "{way:?}");
+    }
+}
+
+/// iptables mode serves node ports on 127.0.0.1 too, where no Frontend is.
+#[test]
+fn flows_at_localhost_end_with_the_node_ports_endpoints() {
+    for (is_served, named) in [(true, false), (true, true), (false, false)] {
+        let mut options = options((Kind::Iptables, RulesBy::Auto));
+        options.iptables.localhost_node_ports = is_served;
+        if named {
+            let networks = ["192.0.2.0/24", "127.0.0.0/8"].map(|text| text.parse().unwrap());
+            options.config.node_port_addresses = NodePortAddresses::Within(networks.into());
+        }
+        let begin = |node: &mut Node| {
+            let port = json!({"name": "u", "port": 53, "protocol": "UDP", "nodePort": 30053});
+            node.service("dns", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [port]}));
+            node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+        };
+        let mut node = Node::on(kernel(), options.clone());
+        begin(&mut node);
+        node.settles();
+        let to: SocketAddr = "127.0.0.1:30053".parse().unwrap();
+        let [one, two, three] = [1, 2, 3].map(|number| flow(to, SocketAddr::from(([10, 244, 0, number], 5353))));
+        let expect = |node: &Node, flows: &[Flow]| {
+            let expected = if is_served { flows } else { &[one, two, three] };
+            assert_eq!(node.kernel.flows(), expected.iter().copied().collect(), "{is_served} {named}");
+        };
+        for flow in [one, two, three] {
+            node.kernel.add_flow(flow);
+        }
+        node.slice("dns", &["10.244.0.1"]);
+        node.kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Busy));
+        assert!(node.pass().has_failed());
+        node.run(Duration::from_secs(3));
+        expect(&node, &[one]);
+        // The next process checks all.
+        let mut node = node.next(options);
+        begin(&mut node);
+        node.kernel.add_flow(two);
+        node.kernel.add_flow(three);
+        node.settles();
+        expect(&node, &[one, two]);
+        node.no_service("dns");
+        node.settles();
+        expect(&node, &[]);
     }
 }
 

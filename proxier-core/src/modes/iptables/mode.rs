@@ -521,9 +521,12 @@ impl modes::Mode for Mode {
         let is_served = |family| self.index.settings(family).is_some();
         let read = plan.families.iter().filter(|plan| matches!(plan.basis, Basis::Read { .. }));
         let differing = read.flat_map(|plan| plan.frontends.0.keys());
-        let forget = flows::to_forget(&pass, is_served, |_| BTreeSet::new(), differing, &held);
+        let mut forget = flows::to_forget(&pass, is_served, |_| BTreeSet::new(), differing, &held);
         let settings = self.index.settings(Family::V4);
         let routes_localhost = settings.is_some_and(|settings| settings.options.localhost_node_ports);
+        if routes_localhost {
+            flows::add_localhost(&mut forget, &pass, &held);
+        }
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }

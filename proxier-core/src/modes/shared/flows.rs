@@ -22,7 +22,7 @@ use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack};
 use crate::plan::step::Names;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
-use crate::service::Frontend;
+use crate::service::{Frontend, Roles};
 
 /// The consequence if this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
@@ -70,6 +70,30 @@ pub(crate) fn to_forget<'a>(
         }
     }
     flows
+}
+
+/// Adds the flows of node ports at 127.0.0.1, in a mode that serves all of them there, with or without a Frontend. They
+/// have the endpoints of the node port at other addresses.
+pub(crate) fn add_localhost(flows: &mut UdpServices, pass: &Pass<'_>, held: &BTreeSet<FrontendKey>) {
+    let is_node_port = |frontend: &&Frontend| frontend.roles.contains(Roles::NODE_PORT);
+    let at = |address, port| FrontendKey::new(Protocol::Udp, address, port);
+    let desired = |key: FrontendKey| pass.desired.frontend(&key).filter(is_node_port);
+    let places = flows.keys().filter(|place| {
+        let key = at(place.ip(), place.port());
+        let before = || pass.changes.written(&key, None).map(|frontend| &**frontend).filter(is_node_port);
+        place.is_ipv4() && (place.ip().is_loopback() || desired(key).or_else(before).is_some())
+    });
+    for port in places.map(SocketAddr::port).collect::<BTreeSet<u16>>() {
+        let place = SocketAddr::new(Family::V4.localhost(), port);
+        let keys = pass.facts.node_port_addresses(Family::V4).map(|address| at(address, port));
+        let keys: Vec<FrontendKey> = keys.collect();
+        if keys.iter().any(|key| held.contains(key)) {
+            flows.remove(&place);
+        } else {
+            let answering = keys.into_iter().find_map(desired).map(Frontend::answering);
+            flows.insert(place, answering_at(place, answering));
+        }
+    }
 }
 
 /// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may
