@@ -554,6 +554,59 @@ fn a_changed_scheduler_or_persistence_is_applied_in_place() {
     }
 }
 
+/// A kernel without the scheduler that annotations request serves with the configured one, until its module is loaded.
+#[test]
+fn a_missing_scheduler_costs_no_virtual_server() {
+    let is_reported = |report: &Report, scheduler: &str| {
+        let failures = &report.applied.failures;
+        let named = format!("no scheduler \"{scheduler}\"");
+        let until = "the configured scheduler is used until then";
+        let is_it = |failure: String| failure.contains(&named) && failure.ends_with(until);
+        failures.len() == ALL.len() && failures.iter().all(|failure| is_it(failure.to_string()))
+    };
+    let persistent = || json!({"proxier/persistence-seconds": "60"});
+    for (mut input, scheduler, weights) in [
+        (Input::annotated(persistent()), "mh", [1, 1, 1]),
+        (Input { service: persistent(), ..Input::weighted("10.244.0.1=3") }, "wrr", [3, 1, 1]),
+    ] {
+        if scheduler == "mh" {
+            input.service["proxier/scheduler"] = scheduler.into();
+        }
+        let mut node = new();
+        let module = format!("ip_vs_{scheduler}");
+        node.kernel.ipvs().remove_module(&module);
+        node.give_input(&input);
+        let report = node.pass();
+        assert!(is_reported(&report, scheduler), "{report:#?}");
+        let is_served = |node: &Node, secs: u32| {
+            for key in ALL {
+                assert_eq!(server(node, key), format!("-s rr -p {secs}"), "{key}");
+                weigh(node, key, weights);
+            }
+            let address = "10.96.0.1".parse().unwrap();
+            assert!(node.kernel.state().devices["kube-ipvs0"].contains(&address));
+        };
+        is_served(&node, 60);
+        for report in node.run(Duration::from_secs(60)) {
+            assert!(is_reported(&report, scheduler) && report.drift.is_empty(), "{report:#?}");
+        }
+        is_served(&node, 60);
+        // Another program removes everything, and so finds it without being read.
+        node.kernel.ipvs().client().unwrap().flush_and_cut_everything().unwrap();
+        node.full();
+        is_served(&node, 60);
+        // What else changes is applied.
+        input.service["proxier/persistence-seconds"] = "70".into();
+        node.give_input(&input);
+        assert!(is_reported(&node.pass(), scheduler));
+        is_served(&node, 70);
+        node.kernel.ipvs().add_module(&module);
+        node.run(Duration::from_secs(60));
+        assert!(ALL.iter().all(|key| server(&node, key).starts_with(&format!("-s {scheduler} -p 70"))));
+        node.settle();
+    }
+}
+
 #[test]
 fn the_configuration_says_what_no_annotation_says() {
     let defaults = json!({

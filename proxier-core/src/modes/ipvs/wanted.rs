@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipset::Element;
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
-use ipvs::{RealServerKey, VirtualServerKey};
+use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
 use super::lower::{Server, entries_of_mark, exposure, frontend_entries, needs_entries, real_servers, service_entries};
@@ -396,6 +396,14 @@ impl<'a> Wanted<'a> {
     /// Number of Frontends that are split.
     pub fn marked(self) -> usize {
         self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
+    }
+
+    /// The same with the configured scheduler, if that is another.
+    pub(super) fn with_usual_scheduler(self, of: &VirtualServer) -> Option<VirtualServer> {
+        let mut usual = *of;
+        let config = &mut usual.config;
+        (config.scheduler, config.scheduler_flags) = (self.index.server.scheduler, self.index.server.scheduler_flags);
+        (config.scheduler != of.config.scheduler).then_some(usual)
     }
 
     pub fn has_server(self, key: &VirtualServerKey) -> bool {

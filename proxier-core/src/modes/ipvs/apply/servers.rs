@@ -38,9 +38,29 @@ impl Run<'_, '_> {
                 failure.error = not_without_virtual_server(&key);
                 return true;
             }
-            self.effects.is_surprised |= is_contradiction;
-            match operation {
-                Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..) => {}
+            self.effects.is_surprised |= is_contradiction && !wholes.contains_key(&key);
+            // Better served without an annotation than not at all, or as before.
+            let usual = match operation {
+                Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server)
+                    if kind == PortErrorKind::Unavailable =>
+                {
+                    self.wanted.with_usual_scheduler(server)
+                }
+                _ => None,
+            };
+            match (operation, usual) {
+                (Operation::AddVirtualServer(_), Some(_)) => {
+                    let refused = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
+                    if refused.iter().any(|(of, _)| *of == Subject::VirtualServer(key)) {
+                        self.note_lacking(key, not_without_virtual_server(&key));
+                    } else {
+                        failure.error = until_then(&failure.error);
+                    }
+                }
+                (_, Some(usual)) if ipvs.run(&[&Operation::UpdateVirtualServer(usual)]).is_empty() => {
+                    failure.error = until_then(&failure.error);
+                }
+                (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), _) => {}
                 _ if is_contradiction && self.wanted.has_server(&key) => {
                     let refused = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
                     let of = |subject| refused.iter().find(|(of, _)| *of == subject);
@@ -49,7 +69,7 @@ impl Run<'_, '_> {
                         return true;
                     }
                 }
-                Operation::AddVirtualServer(_) => self.note_lacking(key, not_without_virtual_server(&key)),
+                (Operation::AddVirtualServer(_), _) => self.note_lacking(key, not_without_virtual_server(&key)),
                 _ => {}
             }
             !is_contradiction
@@ -57,27 +77,19 @@ impl Run<'_, '_> {
         failures
     }
 
-    /// Writes a desired virtual server with all its real servers, whether they exist or not. Returns what is refused of
-    /// them.
+    /// Writes a desired virtual server with all its real servers, whether they exist or not; with the configured
+    /// scheduler if this kernel lacks the one that annotations request. Returns what is refused of them.
     fn write_whole(&mut self, key: VirtualServerKey, ipvs: &mut dyn Ipvs) -> Vec<(Subject, PortError)> {
-        let Some(server) = self.wanted.server(&key) else { return Vec::new() };
-        let reals = server.real_servers.iter().map(|real| Operation::AddRealServer(key, real));
-        let add = Operation::AddVirtualServer(VirtualServer { key, config: server.config });
-        let add: Vec<Operation> = iter::once(add).chain(reals).collect();
-        let (mut change, mut refused) = (Vec::new(), Vec::new());
-        for ItemFailure { index, error } in ipvs.run(&add.iter().collect::<Vec<_>>()) {
-            match (add.get(index), error.kind()) {
-                (Some(Operation::AddVirtualServer(server)), PortErrorKind::AlreadyExists) => {
-                    change.push(Operation::UpdateVirtualServer(*server));
-                }
-                (Some(Operation::AddRealServer(key, real)), PortErrorKind::AlreadyExists) => {
-                    change.push(Operation::UpdateRealServer(*key, *real));
-                }
-                (operation, _) => refused.extend(operation.map(|operation| (operation.subject(), error))),
-            }
-        }
-        for ItemFailure { index, error } in ipvs.run(&change.iter().collect::<Vec<_>>()) {
-            refused.extend(change.get(index).map(|operation| (operation.subject(), error)));
+        let Some(mut server) = self.wanted.server(&key) else { return Vec::new() };
+        let mut refused = write_all(key, &server, ipvs);
+        let is_missing = |(of, error): &(Subject, PortError)| {
+            *of == Subject::VirtualServer(key) && error.kind() == PortErrorKind::Unavailable
+        };
+        if refused.iter().any(is_missing)
+            && let Some(usual) = self.wanted.with_usual_scheduler(&VirtualServer { key, config: server.config })
+        {
+            server.config = usual.config;
+            refused = write_all(key, &server, ipvs);
         }
         let is_refused = |subject| refused.iter().any(|(of, _)| *of == subject);
         if is_refused(Subject::VirtualServer(key)) {
@@ -154,6 +166,34 @@ impl Run<'_, '_> {
             }
         }
     }
+}
+
+/// The failure to set a scheduler that this kernel lacks.
+fn until_then(error: &PortError) -> PortError {
+    PortError::new(error.kind(), format!("{error}; the configured scheduler is used until then"))
+}
+
+/// Adds a virtual server with its real servers, or changes those that exist. Returns what is refused of them.
+fn write_all(key: VirtualServerKey, server: &Server, ipvs: &mut dyn Ipvs) -> Vec<(Subject, PortError)> {
+    let reals = server.real_servers.iter().map(|real| Operation::AddRealServer(key, real));
+    let add = Operation::AddVirtualServer(VirtualServer { key, config: server.config });
+    let add: Vec<Operation> = iter::once(add).chain(reals).collect();
+    let (mut change, mut refused) = (Vec::new(), Vec::new());
+    for ItemFailure { index, error } in ipvs.run(&add.iter().collect::<Vec<_>>()) {
+        match (add.get(index), error.kind()) {
+            (Some(Operation::AddVirtualServer(server)), PortErrorKind::AlreadyExists) => {
+                change.push(Operation::UpdateVirtualServer(*server));
+            }
+            (Some(Operation::AddRealServer(key, real)), PortErrorKind::AlreadyExists) => {
+                change.push(Operation::UpdateRealServer(*key, *real));
+            }
+            (operation, _) => refused.extend(operation.map(|operation| (operation.subject(), error))),
+        }
+    }
+    for ItemFailure { index, error } in ipvs.run(&change.iter().collect::<Vec<_>>()) {
+        refused.extend(change.get(index).map(|operation| (operation.subject(), error)));
+    }
+    refused
 }
 
 impl Observed {
