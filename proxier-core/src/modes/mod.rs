@@ -107,6 +107,7 @@ impl Kind {
         facts.serve_localhost(self.localhost(&iptables));
         facts.ends_connections = self.facts().has_virtual_servers;
         facts.most_with_affinity = self.facts().most_with_affinity;
+        facts.has_slots = self == Kind::Nftables;
     }
 
     /// Whether routes make the addresses of Services local; they also set the source of this host's own packets to

@@ -41,6 +41,8 @@ pub struct NodeFacts {
     /// Whether the mode itself ends TCP connections to removed endpoints.
     pub(crate) ends_connections: bool,
     pub(crate) most_with_affinity: Option<usize>,
+    /// Whether the mode has an object for each slot of an endpoint.
+    pub(crate) has_slots: bool,
 }
 
 impl NodeFacts {
@@ -91,6 +93,7 @@ impl NodeFacts {
             service_cidrs: Arc::default(),
             ends_connections: false,
             most_with_affinity: None,
+            has_slots: false,
         }
     }
 

@@ -25,7 +25,7 @@ use crate::snapshot::{
     Annotation, Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind,
     Rejection, Reporter, Service, ServicePort, Store, TrafficPolicy,
 };
-use endpoints::{Choice, Resting, choose, count_ready_local, gather, weigh};
+use endpoints::{Candidate, Choice, Resting, choose, count_ready_local, gather, weigh};
 
 pub(crate) use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;
@@ -175,13 +175,13 @@ pub(crate) const NO_ROOM_TO_STAY: &str = "clients do not stay with their endpoin
 const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
 
 /// Most endpoints and source ranges of a Service in a family, each counted for every address and port at which it is
-/// served; an address and port counts as one more, and a node port once. An object of a megabyte may ask for 50 million,
-/// which is more memory than a node has.
+/// served; an address and port counts as one more, and a node port once. In a mode with slots these count instead of
+/// endpoints. An object of a megabyte may ask for 50 million, which is more memory than a node has.
 const MOST_IN_A_SERVICE: usize = 1 << 19;
 
 /// Why a Service port, and those after it, are not served.
 const TOO_LARGE: &str = "this port and those after it are not served: a Service may have 524288 endpoints and source ranges in a \
-                         family, counted for each address and port";
+                         family, counted for each address and port; in nftables mode weights, sh and mh count an endpoint several times";
 
 /// Why this address and port has no Frontend, if a Service claims it by an external IP that is disabled
 /// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). O(Services).
@@ -232,9 +232,16 @@ fn compile_service<'a>(
         let ranges = service.source_ranges.of(family).as_deref().map_or(0, <[_]>::len);
         for port in &service.ports {
             let candidates = gather(&slices, port, family);
+            let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
             let mut rows = table(service, port, cluster_ip, facts);
             let addresses = rows.iter().map(Row::asked).sum::<usize>();
-            let each = candidates.len().saturating_add(ranges).saturating_add(1);
+            let endpoints = if facts.has_slots && (weights.is_some() || balancing.is_some()) {
+                let endpoints: Vec<EndpointKey> = candidates.iter().map(Candidate::key).collect();
+                sharing::count_slots(&endpoints, weights.as_deref(), balancing.map(|of| &**of))
+            } else {
+                candidates.len()
+            };
+            let each = endpoints.saturating_add(ranges).saturating_add(1);
             size = size.saturating_add(addresses.saturating_mul(each));
             if size > MOST_IN_A_SERVICE {
                 let rejections = &mut extras.refused;
@@ -255,7 +262,6 @@ fn compile_service<'a>(
                 *lacks_local |= is_elsewhere_only && row.needs_local();
             }
             compiled.no_local_endpoints.note(family, internal, external);
-            let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
             resting.note(weights.as_deref());
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = AnnotationRequests {

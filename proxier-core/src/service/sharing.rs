@@ -44,6 +44,26 @@ impl Frontend {
     }
 }
 
+/// Number of slots of a Frontend with these endpoints, if each is selected ([`Frontend::slots_of`]).
+pub(super) fn count_slots(
+    endpoints: &[EndpointKey],
+    known: Option<&[(EndpointKey, u16)]>,
+    balancing: Option<&Balancing>,
+) -> usize {
+    let weights = known.and_then(|known| weights_of(endpoints, known, balancing));
+    let slots = match balancing.map_or(Sharing::Evenly, Balancing::sharing) {
+        Sharing::ByClient { .. } => {
+            let taking = weights.as_ref().map(|all| all.iter().filter(|weight| **weight > 0).count());
+            size_for(taking.unwrap_or(endpoints.len()))
+        }
+        Sharing::Evenly => {
+            let Some(weights) = weights else { return endpoints.len() };
+            shares(&weights, MOST_SLOTS).into_iter().fold(0, u32::saturating_add)
+        }
+    };
+    usize::try_from(slots).unwrap_or(usize::MAX)
+}
+
 /// The weight of each endpoint of a list, in order; `None` if all are equal and above 0. Schedulers without weights
 /// only distinguish 0. `known` is sorted by endpoint; missing ones have 1.
 fn weights_of(
@@ -118,15 +138,19 @@ fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
     all
 }
 
-/// Maglev's table: the endpoint of each slot, by index in the list; empty if all weights are 0.
-fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
-    let taking = weights.iter().filter(|weight| **weight > 0).count();
-    if taking == 0 {
-        return Box::default();
-    }
+/// The size of Maglev's table for this many endpoints that take connections.
+fn size_for(taking: usize) -> u32 {
     let wanted = u32::try_from(taking).unwrap_or(u32::MAX).saturating_mul(16);
     let [.., largest] = SIZES;
-    let size = SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(largest);
+    if taking == 0 { 0 } else { SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(largest) }
+}
+
+/// Maglev's table: the endpoint of each slot, by index in the list; empty if all weights are 0.
+fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
+    let size = size_for(weights.iter().filter(|weight| **weight > 0).count());
+    if size == 0 {
+        return Box::default();
+    }
     let quotas = quotas(weights, size);
     let rounds = quotas.iter().copied().max().unwrap_or(0);
     let mut takers: Vec<Taker> = endpoints.iter().map(|endpoint| Taker::new(endpoint, size)).collect();
@@ -213,6 +237,27 @@ mod tests {
                 assert!((f64::from(*share) - due).abs() <= 1.0, "{weight}: {share} for {due}");
             }
         }
+    }
+
+    #[test]
+    fn slots_are_counted_without_making_them() {
+        let list = endpoints(20);
+        for scheduler in ["", "rr", "mh"] {
+            let balancing = Balancing { scheduler: scheduler.parse().ok(), ..Balancing::default() };
+            for weights in [vec![], vec![0; 20], vec![1; 20], vec![3; 20], (0..20).collect(), vec![65_535, 1, 0]] {
+                let known: Vec<(EndpointKey, u16)> = list.iter().copied().zip(weights).collect();
+                let known = (!known.is_empty()).then_some(&*known);
+                let weights = known.and_then(|known| weights_of(&list, known, Some(&balancing)));
+                let expected = match (balancing.sharing(), &weights) {
+                    (Sharing::ByClient { .. }, None) => maglev(&list, &[1; 20]).len(),
+                    (Sharing::ByClient { .. }, Some(weights)) => maglev(&list, weights).len(),
+                    (Sharing::Evenly, None) => 20,
+                    (Sharing::Evenly, Some(weights)) => shares(weights, MOST_SLOTS).iter().sum::<u32>() as usize,
+                };
+                assert_eq!(count_slots(&list, known, Some(&balancing)), expected, "{scheduler} {weights:?}");
+            }
+        }
+        assert_eq!(count_slots(&list, None, None), 20);
     }
 
     #[test]

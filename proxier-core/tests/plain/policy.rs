@@ -607,6 +607,47 @@ fn a_missing_scheduler_costs_no_virtual_server() {
     }
 }
 
+/// Slots multiply what a Service asks for: a small object could take all memory of each node.
+#[test]
+fn slots_count_for_the_size_of_a_service() {
+    let ports: Vec<Value> = (1..=500).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+    let of_mode = |mode, scheduler: &str, weights: &str, affinity: &str| {
+        let mut node = Node::on(kernel(), options_of(mode));
+        let external: Vec<String> = (1..=4).map(|last| format!("203.0.113.{last}")).collect();
+        node.service(
+            "large",
+            json!({"clusterIP": "10.96.0.1", "externalIPs": external, "ports": ports, "sessionAffinity": affinity,
+                "annotations": {"proxier/scheduler": scheduler}}),
+        );
+        let metadata = json!({"namespace": "demo", "name": "large-1", "labels": {"kubernetes.io/service-name": "large"},
+            "annotations": {"proxier/weights": weights}});
+        // Not ready: they count, and take little of the kernel in memory.
+        let mut endpoints = [endpoint("10.244.0.1", "a", "node-b"), endpoint("10.244.0.2", "b", "node-b")];
+        for endpoint in &mut endpoints {
+            endpoint["conditions"] = json!({"ready": false});
+        }
+        node.take(json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}));
+        node.pass();
+        node.proxier.desired().frontends().count()
+    };
+    // 5 addresses, each with so many slots, and one more.
+    let with = |slots: usize| 524_288 / (5 * (slots + 1)) * 5;
+    for (scheduler, weights, affinity, slots) in [
+        ("mh", "", "None", 251),
+        ("sh", "10.244.0.1=0", "None", 251),
+        ("wrr", "10.244.0.1=65535", "None", 256),
+        ("wrr", "10.244.0.1=65535", "ClientIP", 256),
+        ("wrr", "10.244.0.1=3,10.244.0.2=9", "None", 4),
+        ("rr", "10.244.0.1=65535", "None", 2),
+        ("mh", "10.244.0.1=0,10.244.0.2=0", "None", 0),
+        ("mh", "", "ClientIP", 2),
+    ] {
+        let expected = with(slots).min(2500);
+        assert_eq!(of_mode(Kind::Nftables, scheduler, weights, affinity), expected, "{scheduler} {weights} {affinity}");
+        assert_eq!(of_mode(Kind::Ipvs, scheduler, weights, affinity), 2500, "{scheduler} {weights} {affinity}");
+    }
+}
+
 #[test]
 fn the_configuration_says_what_no_annotation_says() {
     let defaults = json!({
