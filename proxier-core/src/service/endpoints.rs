@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::NodeFacts;
+use super::sharing::weight_of;
 use crate::config::{MayAskFor, Topology};
 use crate::net::{EndpointKey, Family, Protocol};
 use crate::snapshot::{Balancing, EndpointFlags, EndpointSlice, Service, ServicePort};
@@ -215,9 +216,11 @@ pub(super) fn weigh(
 pub(super) struct Resting(BTreeMap<IpAddr, bool>);
 
 impl Resting {
-    pub(super) fn note(&mut self, weights: Option<&[(EndpointKey, u16)]>) {
-        for (endpoint, weight) in weights.into_iter().flatten() {
-            *self.0.entry(endpoint.address).or_insert(true) &= *weight == 0;
+    /// Notes the endpoints of a port. Those without a weight count too: only some slices may set weights.
+    pub(super) fn note(&mut self, candidates: &[Candidate<'_>], weights: Option<&[(EndpointKey, u16)]>) {
+        for candidate in candidates {
+            let rests = weights.is_some_and(|weights| weight_of(weights, &candidate.key()) == 0);
+            *self.0.entry(candidate.address).or_insert(true) &= rests;
         }
     }
 

@@ -262,7 +262,9 @@ fn compile_service<'a>(
                 *lacks_local |= is_elsewhere_only && row.needs_local();
             }
             compiled.no_local_endpoints.note(family, internal, external);
-            resting.note(weights.as_deref());
+            if service.health_check_node_port.is_some() {
+                resting.note(&candidates, weights.as_deref());
+            }
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = AnnotationRequests {
                 weights,

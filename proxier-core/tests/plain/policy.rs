@@ -436,6 +436,25 @@ fn health_checks_count_the_endpoints_that_get_connections() {
     assert_eq!(counted("", json!({"proxier/zone-weights": "a=0"})), Some(0));
 }
 
+/// Slices differ if the endpoints' ports do, and only one of them may have weights.
+#[test]
+fn health_checks_count_endpoints_that_get_connections_at_one_port() {
+    let ports = json!([{"name": "p", "port": 80, "nodePort": 30080}, {"name": "q", "port": 443, "nodePort": 30443}]);
+    let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32_000, "ports": ports});
+    for (annotations, expected) in [(json!({}), 1), (json!({"proxier/weights": "10.244.0.1=0"}), 0)] {
+        let mut node = new();
+        node.give_input(&Input { spec: spec.clone(), ..Input::weighted("10.244.0.1=0") });
+        let metadata = json!({"namespace": "demo", "name": "web-2", "annotations": annotations,
+            "labels": {"kubernetes.io/service-name": "web"}});
+        let endpoints = [endpoint("10.244.0.1", "a", "node-a")];
+        node.take(json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "q", "port": 8443}],
+            "endpoints": endpoints}));
+        node.settles();
+        let check = node.proxier.desired().health_checks().next().unwrap().1;
+        assert_eq!(check.local_endpoints.v4, Some(expected), "{annotations}");
+    }
+}
+
 #[test]
 fn the_operator_decides_what_annotations_may_do() {
     let input = Input {
