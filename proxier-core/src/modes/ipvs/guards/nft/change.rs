@@ -174,10 +174,14 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
             Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
             _ => false,
         };
-        // All entries of one address and port are adjacent. Networks of IPv6 come after all of IPv4.
-        let least = IpSpan::host(Ipv4Addr::UNSPECIFIED.into());
-        let of_place = there.range(Element::IpPortIp(*host, *ports, least)..).take_while(is_of_place);
-        found.extend(of_place.filter(overlaps).cloned());
+        // All entries of one address and port are adjacent. Networks of IPv6 come after all of IPv4. Those in a set do
+        // not overlap, so of those that begin earlier only the last one may reach this one.
+        let first = if kind.has_marks() { Ipv4Addr::UNSPECIFIED.into() } else { range.first() };
+        let least = Element::IpPortIp(*host, *ports, IpSpan::host(first));
+        let before = there.range::<Element, _>(..&least).next_back().filter(is_of_place);
+        let after = there.range::<Element, _>(&least..).take_while(is_of_place);
+        let after = after.take_while(|old| kind.has_marks() || overlaps(old) || *old == new);
+        found.extend(before.into_iter().chain(after).filter(overlaps).cloned());
     }
     found.sort_unstable();
     found.dedup();
@@ -248,8 +252,12 @@ pub(crate) fn write(
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 mod tests {
+    use std::time::Duration;
+
     use ipset::{Ports, Protocol};
+    use nix::time::{ClockId, clock_gettime};
 
     use super::*;
 
@@ -269,6 +277,51 @@ mod tests {
         {
             assert_eq!(found(free.clone()), [], "{free}");
         }
+    }
+
+    #[test]
+    fn overlaps_are_found_among_networks_of_any_size() {
+        let all: Vec<Element> =
+            ["10.0.0.0/8", "11.0.0.0/24", "11.0.1.0/25", "11.0.2.7", "fd00::/16", "fd01::", "fd01:0:1::/48"]
+                .map(|source| entry(80, source))
+                .into();
+        let there: BTreeSet<Element> =
+            all.iter().cloned().chain([entry(79, "11.0.0.0/8"), entry(81, "11.0.0.0/8")]).collect();
+        for (new, found) in [
+            ("0.0.0.0/1", &all[..4]),
+            ("11.0.0.0/16", &all[1..4]),
+            ("11.0.1.64/26", &all[2..3]),
+            ("11.0.1.128/25", &[]),
+            ("11.0.2.0/24", &all[3..4]),
+            ("fd00:0:0:1::/64", &all[4..5]),
+            ("fd01::/32", &all[5..]),
+            ("fd01::/120", &all[5..6]),
+            ("fd01::1", &[]),
+        ] {
+            assert_eq!(in_the_way(SetKind::LoadBalancerSourceCidr, &there, &[entry(80, new)]), found, "{new}");
+        }
+    }
+
+    /// Whoever may write a Service may replace tens of thousands of networks.
+    #[test]
+    fn networks_are_replaced_in_the_time_that_they_are_many() {
+        // Other programs do not count.
+        let busy = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+        let taken = |count: u32| {
+            let networks = |first: u32, prefix| -> Vec<Element> {
+                let network = |n: u32| IpSpan::network(Ipv4Addr::from_bits(first + 256 * n).into(), prefix).unwrap();
+                (0..count).map(|n| entry(80, &network(n).to_string())).collect()
+            };
+            let (there, new) = (networks(1 << 24, 24).into_iter().collect(), networks(1 << 24, 25));
+            let attempt = |_| {
+                let start = busy();
+                assert_eq!(in_the_way(SetKind::LoadBalancerSourceCidr, &there, &new).len(), new.len());
+                busy().saturating_sub(start)
+            };
+            (0..3).map(attempt).min().unwrap()
+        };
+        let (few, many) = (taken(1_000), taken(8_000));
+        assert!(many < 24 * few, "1,000 took {few:?}, 8,000 {many:?}");
     }
 
     #[test]
