@@ -61,7 +61,7 @@ impl Reserved {
         }
         // Compare ports first: this node's addresses only matter if a port matches. A place at every address comes last.
         let mut places = self.places.iter().rev().filter(|(at, _)| (at.protocol, at.port) == (protocol, port));
-        let is_here = || facts.is_own_address(address);
+        let is_here = || facts.is_own_address(address) || address.is_loopback();
         let place = places.find(|(at, _)| at.address.map_or_else(is_here, |at| at == address));
         let user = place.map(|(_, user)| user).or_else(|| self.neighbour_here(*key).filter(|_| is_here()))?;
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use iptables::Dump;
-use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, Reserved, ReservedPort, User};
+use proxier_core::config::{
+    Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses, Reserved, ReservedPort, User,
+};
 use proxier_core::modes::iptables::{Index, IptablesOptions, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::service::{Changes, Indexed, NodeFacts};
@@ -211,6 +213,15 @@ fn reserved_ports_are_not_served() {
     let to_port: Vec<&String> = lines.iter().filter(|line| line.contains("--dport 10250")).collect();
     let only = "nat -A KUBE-SERVICES -m comment --comment \"ns1/web node port\" -m tcp -p tcp -d 192.168.0.11 --dport 10250 -j KUBE-EXT-";
     assert!(matches!(to_port[..], [line] if line.starts_with(only)), "{to_port:#?}");
+    // 127.0.0.1 is an address of this node, too.
+    let mut config = Config::default();
+    config.node_port_addresses =
+        NodePortAddresses::Within(["127.0.0.0/8", "192.168.0.0/24"].map(|of| of.parse().unwrap()).into());
+    let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
+    facts.serve_localhost(&[Family::V4]);
+    let wanted = built(&store, &facts, IptablesOptions::default());
+    assert_eq!(wanted.desired.rejected().count(), 3);
+    assert!(!self::lines(&wanted.wanted()).iter().any(|line| line.contains("--dport 10250")));
 }
 
 #[test]
