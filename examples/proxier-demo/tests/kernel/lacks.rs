@@ -247,6 +247,24 @@ fn serves_in_another_mode(report: &Value, manifests: &str) {
     }
 }
 
+/// Annotations may ask for a scheduler that no module here has: the configured one serves, and the module is named.
+#[test]
+fn without_a_services_scheduler_the_configured_one_serves() {
+    without("ip_vs_mh", |manifests| {
+        let annotated = objects().replacen("{name: dns,", "{name: dns, annotations: {proxier/scheduler: mh},", 1);
+        std::fs::write(format!("{manifests}/dns.yaml"), annotated).unwrap();
+        for _ in 0..2 {
+            let once = demo(&["run", "--once", "--manifests", manifests]);
+            let said = text(&once.stderr);
+            is_served("");
+            let there = ipvsadm();
+            assert!(there.contains("-A -u 10.96.0.10:53 -s rr"), "{there:#?}");
+            let told = "load it with `modprobe ip_vs_mh` [ENOENT]; the configured scheduler is used until then";
+            assert!(!once.status.success() && said.contains(told), "{said}");
+        }
+    });
+}
+
 fn proxy_mode() -> String {
     testkit::get("http://127.0.0.1:10249/proxyMode").map_or_else(|_| String::new(), |page| page.body)
 }
