@@ -366,6 +366,14 @@ impl Watcher {
             progress.next = NextRequest::Unconfirmed(version);
             return Ok(());
         }
+        if let Resource::Node(name) = &self.resource
+            && is_empty
+        {
+            tracing::warn!(
+                "the server has no Node {name}: no endpoint counts as this node's, and /healthz is 503; its name is \
+                 --hostname-override, else this host's"
+            );
+        }
         progress.next = NextRequest::Watch(version);
         self.listed(&mut progress.known).await
     }

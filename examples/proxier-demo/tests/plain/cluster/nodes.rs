@@ -110,6 +110,18 @@ fn nodes_and_networks_are_watched_where_addresses_are_made_local() {
     }
 }
 
+/// Nothing else would say why no endpoint counts as this node's.
+#[test]
+fn a_node_that_the_server_lacks_is_named() {
+    let server = shop();
+    server.put(&json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}}));
+    for (name, says) in [("n1", false), ("n1.example.com", true)] {
+        let mut explain = command(&["explain", "default/web", "--master", &server.url()]);
+        let said = text(&explain.args(["--hostname-override", name]).output().unwrap().stderr);
+        assert_eq!(said.contains(&format!("the server has no Node {name}: ")), says, "{said}");
+    }
+}
+
 #[tokio::test]
 async fn without_rights_to_nodes_services_are_served_without_weights() {
     let server = shop();
