@@ -53,10 +53,11 @@ pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, Strin
         return Ok(None);
     }
     let Some(exec) = user.exec.take() else { return Ok(None) };
+    let name = exec.command.clone().unwrap_or_default();
     let given = tokio::task::spawn_blocking(move || started(&exec)).await;
     let given = given
         .map_err(|error| error.to_string())?
-        .map_err(|reason| format!("the program that gets credentials (exec in the kubeconfig) {reason}"))?;
+        .map_err(|reason| format!("the program {name:?} that gets credentials (exec in the kubeconfig) {reason}"))?;
     user.token = given.token.map(Into::into);
     if let Some((certificate, key)) = given.identity {
         user.client_certificate_data = base64(certificate);

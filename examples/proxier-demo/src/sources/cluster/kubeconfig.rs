@@ -18,6 +18,8 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
         let text = causes(error);
         // The text after the arrow shows the lines around the fault, on several lines.
         let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
+        // The client library quotes paths twice.
+        let text = text.replace("'\"", "\"").replace("\"'", "\"");
         problem(format!("not a usable kubeconfig: {text}"))
     };
     files.note(path);

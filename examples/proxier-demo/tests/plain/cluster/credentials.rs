@@ -160,7 +160,10 @@ async fn credentials_that_cannot_be_used_are_named() {
             credential(r#"{"token":"a","expirationTimestamp":"10000-01-01T00:00:00Z"}"#),
             "status.expirationTimestamp: \"10000-01-01T00:00:00Z\" is not a time",
         ),
-        (program("exec yes"), "(exec in the kubeconfig) failed: it prints more than 1048576 bytes"),
+        (
+            program("exec yes"),
+            "\"sh\" that gets credentials (exec in the kubeconfig) failed: it prints more than 1048576 bytes",
+        ),
         (program("echo 'not logged in' >&2; exit 7"), "failed: exit status: 7: not logged in"),
         (json!({"as": "a\nb", "token": "a"}), "failed to parse header value"),
     ] {
@@ -214,6 +217,11 @@ users: [{name: u, user: {}}]
         (
             replaced("'http://127.0.0.1:1'", "'https://127.0.0.1:1', certificate-authority-data: bm9uc2Vuc2UK"),
             "certificate-authority: there is no certificate in it",
+        ),
+        (
+            replaced("1:1'", "1:1', certificate-authority: /nonexistent/ca.crt"),
+            "not a usable kubeconfig: failed to load certificate authority: failed to read file \"/nonexistent/ca.crt\": \
+             No such file or directory (os error 2)",
         ),
         (String::new(), "not a kubeconfig: it has no contexts"),
     ] {
