@@ -257,7 +257,12 @@ impl Check<'_> {
             // (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();
             let own = masquerade.map(|(field, ..)| field).filter(|_| rejection.field == "ipvs.masqueradeBit");
-            self.error(own.unwrap_or(&rejection.field), format!("{:?} is {reason}", rejection.value));
+            let said = match rejection.value.as_str() {
+                // An empty value, in quotes.
+                "\"\"" => format!("is empty, {reason}"),
+                value => format!("{value:?} is {reason}"),
+            };
+            self.error(own.unwrap_or(&rejection.field), said);
         }
         config
     }

@@ -291,6 +291,15 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
     }
 }
 
+/// Quotes of quotes would say nothing.
+#[test]
+fn a_value_that_is_not_given_is_called_empty() {
+    let said = configured(&["run", "--hostname-override=n1", "--detect-local-mode=BridgeInterface"]).unwrap_err().text;
+    let expected =
+        "proxier-demo: --pod-bridge-interface: is empty, not a device's name (1 to 15 bytes, no '+' at the end)";
+    assert_eq!(said, expected);
+}
+
 /// Sections of modes that may follow are checked too; those of the rest are not read.
 #[test]
 fn sections_of_modes_that_may_follow_are_checked() {
