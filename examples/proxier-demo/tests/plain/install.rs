@@ -176,9 +176,18 @@ fn calls(group: &str) -> BTreeSet<String> {
 #[test]
 fn the_unit_gives_the_program_what_it_calls_and_little_more() {
     kernel_test(
-        &[Need::Root, Need::Nftables, Need::IptablesNft, Need::Tool("strace"), Need::Tool("systemd-analyze")],
+        &[
+            Need::Root,
+            Need::Nftables,
+            Need::IptablesNft,
+            Need::Tool("strace"),
+            Need::Tool("setpriv"),
+            Need::Tool("systemd-analyze"),
+        ],
         || {
             let unit = deploy("systemd/proxier-demo.service");
+            let capabilities = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=CAP_")).unwrap();
+            let capabilities = capabilities.to_lowercase().replace(" cap_", ",+");
             let folder = Folder::new("unit");
             let file = folder.put("proxier-demo.service", &unit).display().to_string();
             // Of ten; 1.9 of them for root, capabilities, settings below /proc/sys, and the network.
@@ -200,7 +209,8 @@ fn the_unit_gives_the_program_what_it_calls_and_little_more() {
             let manifests = folder.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5"]));
             let log = folder.path("calls");
             for mode in ["nftables", "iptables", "userspace"] {
-                let mut strace = Command::new("strace");
+                let mut strace = Command::new("setpriv");
+                strace.args([&format!("--bounding-set=-all,+{capabilities}"), "strace"]);
                 strace.args(["-f", "-qq", "-o"]).arg(&log).arg(env!("CARGO_BIN_EXE_proxier-demo"));
                 strace.args(["run", "--healthz-bind-address", "127.0.0.1:10256", "--hostname-override", "n1"]);
                 let running = Running::spawn({
