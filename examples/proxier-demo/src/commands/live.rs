@@ -133,8 +133,10 @@ impl LiveState {
                 lines.push(format!("  counted: {} in {seconds} s, {} in all", words(counted), words(total)));
             }
             (Some(total), None) => lines.push(format!("  counted: {}", words(total))),
-            (None, _) if self.mode == Kind::Nftables => {
-                lines.push("  counted: nothing, maps have no counters; conntrack -L lists connections".to_owned());
+            (None, _) if self.mode == Kind::Nftables && !self.inspection.parts.is_empty() => {
+                lines.push(
+                    "  counted: nothing without nftables.countConnections; conntrack -L lists connections".to_owned(),
+                );
             }
             (None, _) => lines.push("  counted: nothing, no such object exists".to_owned()),
         }

@@ -80,6 +80,9 @@ impl World {
             for line in lines {
                 assert!(printed.contains(line), "{line}: {printed}");
             }
+            let tells_how = printed.contains("  counted: nothing without nftables.countConnections; ");
+            // The test of nftables mode asks for `auto`.
+            assert_eq!(tells_how, to == SERVICE && self.mode.contains(&"auto"), "{printed}");
         }
     }
 
