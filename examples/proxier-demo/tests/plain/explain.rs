@@ -622,7 +622,7 @@ fn files_that_say_nothing_are_no_secret() {
     let path = folder.0.display().to_string();
     let said = || text(&demo(&["render", "--manifests", &path]).stderr);
     assert!(
-        said().contains("read 0 Services, 0 EndpointSlices in 0 files; the files of a directory must end in .yaml, "),
+        said().contains("read 0 Services, 0 EndpointSlices in 0 files; the files of a directory must end in .yaml, .yml or .json; its "),
         "{}",
         said()
     );

@@ -207,7 +207,7 @@ impl Manifests {
         let each: Vec<String> = ignored.iter().map(|(kind, count)| format!("{count} of kind {kind}")).collect();
         let ignored = if each.is_empty() { String::new() } else { format!("; ignored {}", each.join(", ")) };
         let advice = match (files, has_endpoints) {
-            (0, _) => "; the files of a directory must end in .yaml, .yml or .json",
+            (0, _) => "; the files of a directory must end in .yaml, .yml or .json; its subdirectories are not read",
             (_, true) => "; endpoints are read from EndpointSlices only",
             _ => "",
         };
