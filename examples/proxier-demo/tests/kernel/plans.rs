@@ -177,6 +177,11 @@ fn show_lists_what_each_mode_serves() {
                 command(&["trace", "outside", SERVICE, "--live=0.1", "--manifests", &manifests, "--config", &config]);
             let traced = ok(&{ traced }.output().unwrap());
             assert!(traced.contains(&format!("{total} connections (first packets) in all")), "{traced}");
+            let words =
+                ["trace", "outside", SERVICE, "--live", "-o", "json", "--manifests", &manifests, "--config", &config];
+            let traced: Value = serde_json::from_str(&ok(&command(&words).output().unwrap())).unwrap();
+            assert_eq!(traced["live"]["counted"]["connections"], total, "{traced:#}");
+            is_as_documented("`trace -o json`", &[traced]);
             if total == 6 {
                 watched_rates(&["--manifests", &manifests, "--config", &config], &mut || world.asks(SERVICE));
             }
@@ -218,6 +223,21 @@ fn manifest() -> String {
         slice,
     ];
     json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string()
+}
+
+#[test]
+fn json_of_commands_without_a_kernel_is_as_documented() {
+    let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo/manifests");
+    for (heading, words) in [
+        ("`explain -o json`", "explain shop/web"),
+        ("`trace -o json`", "trace outside 192.168.50.1:30080"),
+        ("`diff -o json`", "diff --from ipvs --to nftables"),
+    ] {
+        let words: Vec<&str> = words.split(' ').chain(["-o", "json", "--manifests", manifests]).collect();
+        let printed = command(&words).args(["--hostname-override", "demo-node"]).output().unwrap();
+        assert!(matches!(printed.status.code(), Some(0 | 3)), "{}", text(&printed.stderr));
+        is_as_documented(heading, &[serde_json::from_slice(&printed.stdout).unwrap()]);
+    }
 }
 
 #[test]
