@@ -70,16 +70,17 @@ impl Store {
         let mut rejections = Vec::new();
         let key = self.shared(ObjectKey::of(&object.metadata));
         let checked = Service::check(object, self.abilities, &mut rejections);
-        self.note(ObjectKind::Service, &key, rejections);
+        // Rejections are reported by passes.
+        let is_news = self.note(ObjectKind::Service, &key, rejections);
         let changed = match checked {
-            Some(service) if self.service(&key) == Some(&service) => false,
+            Some(service) if self.service(&key) == Some(&service) => is_news,
             Some(mut service) => {
                 service.key = key.clone();
                 self.has_drains |= drains(service.balancing.as_deref());
                 self.services.insert(key.clone(), Box::new(service));
                 true
             }
-            None => self.services.remove(&key).is_some(),
+            None => self.services.remove(&key).is_some() || is_news,
         };
         changed.then_some(key).into_iter().collect()
     }
@@ -127,7 +128,7 @@ impl Store {
         let mut rejections = Vec::new();
         let key = ObjectKey::of(&object.metadata);
         let checked = EndpointSlice::check(object, &self.node_name, self.keeps_nodes, self.abilities, &mut rejections);
-        self.note(ObjectKind::EndpointSlice, &key, rejections);
+        let is_news = self.note(ObjectKind::EndpointSlice, &key, rejections);
         let Some(mut slice) = checked else { return self.remove_slice(&key) };
         self.share_shape(&mut slice);
         let mut changed = Vec::new();
@@ -148,7 +149,8 @@ impl Store {
                     let before = std::mem::replace(known, slice);
                     self.forget_shape(&before);
                 }
-                _ => return changed,
+                _ if !is_news => return changed,
+                _ => {}
             },
             Err(place) => {
                 slices.reserve_exact(1);
@@ -253,12 +255,15 @@ impl Store {
         of_slices.map(|(_, (_, service))| service.as_ref())
     }
 
-    fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {
+    /// Records what is rejected of an object. Returns whether that is new.
+    fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) -> bool {
+        let id = (kind, key.clone());
         if rejections.is_empty() {
-            self.rejections.remove(&(kind, key.clone()));
-        } else {
-            self.rejections.insert((kind, key.clone()), rejections);
+            return self.rejections.remove(&id).is_some();
         }
+        let is_news = self.rejections.get(&id) != Some(&rejections);
+        self.rejections.insert(id, rejections);
+        is_news
     }
 
     /// Known Services and slices, including those with nothing to program if part of them was rejected.

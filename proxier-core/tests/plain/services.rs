@@ -55,6 +55,32 @@ fn a_slice_that_loses_its_label_has_no_endpoints() {
     }
 }
 
+/// A pass reports it, so one must follow, even if the object means the same without what is rejected.
+#[test]
+fn an_object_whose_faults_change_has_changed() {
+    let mut store = Store::new("node-a");
+    let metadata = |annotations: Value| json!({"namespace": "demo", "name": "web", "annotations": annotations, "labels": {"kubernetes.io/service-name": "web"}});
+    let mut service = |annotations: Value| {
+        let object =
+            json!({"metadata": metadata(annotations), "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}});
+        store.upsert_service(&serde_json::from_value(object).unwrap()).len()
+    };
+    let typo = || json!({"proxier/scheduler": "wrrr"});
+    let changed =
+        [json!({}), json!({}), typo(), typo(), json!({"proxier/scheduler": "rrr"}), json!({})].map(&mut service);
+    assert_eq!(changed, [1, 0, 1, 0, 1, 1]);
+    let mut slice = |annotations: Value| {
+        let object = json!({"metadata": metadata(annotations), "addressType": "IPv4", "endpoints": [endpoint("10.244.1.1", "node-b")]});
+        store.upsert_slice(&serde_json::from_value(object).unwrap()).len()
+    };
+    let typo = || json!({"proxier/weights": "10.244.1.1=many"});
+    assert_eq!([json!({}), typo(), typo(), json!({})].map(&mut slice), [1, 1, 0, 1]);
+    // A Service of which nothing is left.
+    let object = json!({"metadata": {"namespace": "demo", "name": "bad"}, "spec": {"clusterIP": "10.96.0.2", "ports": [{"port": 70000}]}});
+    let object: ServiceObject = serde_json::from_value(object).unwrap();
+    assert_eq!([(); 2].map(|()| store.upsert_service(&object).len()), [1, 0]);
+}
+
 /// Objects from before dual stack have one of the two lists only.
 #[test]
 fn families_without_a_list_of_cluster_ips_mean_the_one_there_is() {
