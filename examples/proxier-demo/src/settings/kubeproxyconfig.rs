@@ -187,21 +187,21 @@ objects! {
         qps: f64 = 5.0,
     }
 
-    /// `conntrack`. 0 leaves the kernel's value.
+    /// `conntrack`.
     Conntrack {
-        /// Entries per CPU.
+        /// Entries per CPU. 0: the kernel's.
         max_per_core: Option<i64> = 32 * 1024_i64,
         /// Minimum number of entries.
         min: Option<i64> = 128 * 1024_i64,
         /// Whether to accept TCP packets outside the window. Default no.
         tcp_be_liberal: bool,
-        /// Timeout in CLOSE_WAIT.
+        /// Timeout in CLOSE_WAIT. 0: the kernel's.
         tcp_close_wait_timeout: Option<GoDuration> = secs(3_600),
-        /// Timeout of idle TCP connections.
+        /// Timeout of idle TCP connections. 0: the kernel's.
         tcp_established_timeout: Option<GoDuration> = secs(24 * 3_600),
-        /// Timeout of UDP with answers. Default 0.
+        /// Timeout of UDP with answers. 0: the kernel's.
         udp_stream_timeout: GoDuration,
-        /// Timeout of UDP without answers. Default 0.
+        /// Timeout of UDP without answers. 0: the kernel's.
         udp_timeout: GoDuration,
     }
 
@@ -249,7 +249,7 @@ objects! {
         /// Interval between full comparisons with the kernel.
         sync_period: GoDuration = secs(30),
     } + own {
-        /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no.
+        /// Whether connections are counted by address and port, for `show` and `trace --live`. Default no.
         count_connections: bool,
         /// Whether this process owns its tables: while it runs, other programs cannot change them, and `nft flush
         /// ruleset` skips them. Also applies to nf_tables tables in IPVS mode. Needs Linux 6.9. Default no.
@@ -289,9 +289,9 @@ objects! {
         /// Timeout of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
     } + own {
-        /// Settings that annotations may decide, by the names of `MayAskFor`. Default: all except `node-weights`.
+        /// Permissions of annotations: what they may decide. Default: all except `node-weights`.
         allowed_annotations: Option<Vec<String>>,
-        /// How Services' addresses become local: `addresses` on the dummy device, or `routes`. Default `addresses`.
+        /// How Services' addresses become local: `addresses` on device `kube-ipvs0`, or `routes`. Default `addresses`.
         binding: Option<String>,
         /// Values for Services without annotations.
         defaults: Option<IpvsDefaultsObject>,

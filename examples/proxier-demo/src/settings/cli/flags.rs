@@ -64,7 +64,7 @@ const FLAGS: &[Flag] = flags! {
     "conntrack-udp-timeout-stream" Duration "conntrack.udpStreamTimeout" "UDP with answers, 0s: leave [0s]";
     "detect-local-mode" Text "detectLocalMode" "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix";
     "feature-gates" Gates "featureGates" "AllowServiceExternalIPs=false: no external IPs of Services are served; other gates change nothing here";
-    "healthz-bind-address" Text "healthzBindAddress" "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]";
+    "healthz-bind-address" Text "healthzBindAddress" "/healthz, /livez and /readyz, \"\": nowhere [0.0.0.0:10256]";
     "iptables-localhost-nodeports" Bool "iptables.localhostNodePorts" InIptablesMode "Node ports on 127.0.0.1, in iptables mode [true]";
     "iptables-masquerade-bit" Int "iptables.masqueradeBit" "Bit of the packet mark for masquerading [14]";
     "iptables-min-sync-period" Duration "iptables.minSyncPeriod" InIptablesMode "In iptables mode: least time between passes [1s]";
