@@ -355,8 +355,7 @@ impl Check<'_> {
         let most = i64::from(i32::MAX);
         let each: u32 = self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, most);
         let min: u32 = self.number("conntrack.min", asked.min.unwrap_or(0), 0, most);
-        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
-        host.conntrack_max = (each > 0).then(|| each.saturating_mul(cpus).max(min));
+        host.conntrack_max = (each > 0).then(|| each.saturating_mul(processors()).max(min));
         host.tcp_be_liberal = asked.tcp_be_liberal;
         let timeout = |asked: Option<GoDuration>| asked.unwrap_or_default();
         host.tcp_established_secs =
@@ -394,6 +393,18 @@ impl Check<'_> {
         }
         format == "json"
     }
+}
+
+/// Number of the host's processors that are online. The connection table is the host's, so the share of them that this
+/// process may use (affinity, a container's limit) does not count.
+fn processors() -> u32 {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let count = |range: &str| -> Option<u32> {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    let usable = || std::thread::available_parallelism().map_or(1, |all| u32::try_from(all.get()).unwrap_or(u32::MAX));
+    online.trim().split(',').map(count).sum::<Option<u32>>().unwrap_or_else(usable)
 }
 
 pub(crate) fn service_cidr(text: &str) -> Result<Network, String> {

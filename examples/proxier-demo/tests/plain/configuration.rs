@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use proxier_core::modes::Kind;
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::RequestedMode;
@@ -472,6 +474,22 @@ fn zero_keeps_the_kernels_timeouts() {
     assert_eq!((settings.host.conntrack_max, settings.host.tcp_established_secs), (None, Some(86_400)));
     let settings = check("conntrack: {maxPerCore: 1, min: 2000000000}\nlogging: {verbosity: 11}").unwrap();
     assert_eq!((settings.host.conntrack_max, settings.verbosity), (Some(2_000_000_000), 10));
+}
+
+/// The table is the host's, whatever part of its processors a container may use.
+#[test]
+fn the_connection_table_is_for_all_processors() {
+    let entries = || check("conntrack: {maxPerCore: 1000, min: 0}").unwrap().host.conntrack_max;
+    let on_one = std::thread::spawn(move || {
+        let this = Pid::from_raw(0);
+        let allowed = sched_getaffinity(this).unwrap();
+        let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
+        let mut only = CpuSet::new();
+        only.set(first).unwrap();
+        sched_setaffinity(this, &only).unwrap();
+        entries()
+    });
+    assert_eq!(on_one.join().unwrap(), entries());
 }
 
 #[test]
