@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use kube::Config;
-use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, NamedCluster};
 
 use crate::problem::{Problem, causes};
 use crate::sources::files::NotedFiles;
@@ -36,7 +36,13 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
         files.note(path);
     }
     let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    let mut config = config.map_err(|error| match error {
+        KubeconfigError::ParseProxyUrl(_) => Problem::new("HTTPS_PROXY", "is not a URL; unset it, it is not used here"),
+        error => unusable(&error),
+    })?;
+    // The client library takes it from HTTPS_PROXY, even for hosts of NO_PROXY.
+    config.proxy_url = None;
     if !is_server(&config.cluster_url) {
         let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", config.cluster_url.to_string());
         return Err(problem(reason).at("clusters.cluster.server"));
@@ -87,6 +93,11 @@ fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, Str
     {
         let names = kubeconfig.auth_infos.iter().map(|user| user.name.as_str()).collect();
         return Err(("contexts.context.user", named("user", user, names)));
+    }
+    let proxy = cluster.cluster.as_ref().and_then(|cluster| cluster.proxy_url.as_deref());
+    if proxy.is_some_and(|proxy| !proxy.is_empty()) {
+        let reason = "is not supported; remove it, and let server be an address that this node reaches without a proxy";
+        return Err(("clusters.cluster.proxy-url", reason.to_owned()));
     }
     Ok(cluster)
 }

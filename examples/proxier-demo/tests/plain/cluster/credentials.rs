@@ -223,6 +223,11 @@ users: [{name: u, user: {}}]
             "not a usable kubeconfig: failed to load certificate authority: failed to read file \"/nonexistent/ca.crt\": \
              No such file or directory (os error 2)",
         ),
+        (
+            replaced("1'}}]", "1', proxy-url: 'socks5://127.0.0.1:2'}}]"),
+            "clusters.cluster.proxy-url: is not supported; remove it, and let server be an address that this node reaches \
+             without a proxy",
+        ),
         (String::new(), "not a kubeconfig: it has no contexts"),
     ] {
         let path = folder.put("kubeconfig", &text);
@@ -309,6 +314,21 @@ fn what_is_wrong_with_tls_is_said() {
         assert_eq!(explained.status.code(), Some(code), "{said}");
         assert!(said.contains(expected) && (code == 0 || said.contains(&format!("no answer from {url}"))), "{said}");
     }
+}
+
+/// A shell may have a proxy for the internet. The API server is asked directly.
+#[test]
+fn a_proxy_of_the_environment_is_not_used() {
+    let (server, folder) = (shop(), Folder::new("proxy"));
+    let path = folder.put("kubeconfig", &server.kubeconfig(None)).display().to_string();
+    let explain = |name: &str, proxy: &str| {
+        command(&["explain", "shop/dns", "--kubeconfig", &path]).env(name, proxy).output().unwrap()
+    };
+    for (name, proxy) in [("HTTPS_PROXY", "http://127.0.0.1:1"), ("https_proxy", "127.0.0.1:1")] {
+        assert!(ok(&explain(name, proxy)).contains("Service shop/dns"), "{name}={proxy}");
+    }
+    let refused = text(&explain("HTTPS_PROXY", "http://a b").stderr);
+    assert!(refused.contains("proxier-demo: HTTPS_PROXY: is not a URL; unset it"), "{refused}");
 }
 
 /// Neither the log nor the counts by host have the user and the password of a URL.

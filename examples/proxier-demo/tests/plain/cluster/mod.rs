@@ -28,7 +28,7 @@ use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
-use crate::program::{Folder, command, demo, text};
+use crate::program::{Folder, command, demo, ok, text};
 
 /// A source that watches a server, and its reports.
 struct Watching {
