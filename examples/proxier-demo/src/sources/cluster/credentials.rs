@@ -44,14 +44,23 @@ pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, Strin
         return Ok(None);
     }
     let whole = serde_json::to_value(&*user).unwrap_or_default();
-    if let Some(token) = whole.get("token").and_then(Value::as_str) {
+    let token = whole.get("token").and_then(Value::as_str).filter(|token| !token.is_empty());
+    // As in client-go, a file precedes a token, which counts if the file cannot be read.
+    if let Some(path) = user.token_file.take().filter(|path| !path.is_empty()) {
+        match (read_token(Path::new(&path)), token) {
+            (Ok(found), _) => {
+                user.token = Some(found.into());
+                return Ok(None);
+            }
+            (Err(reason), None) => return Err(reason),
+            (Err(_), Some(_)) => {}
+        }
+    }
+    if let Some(token) = token {
         of_header(token, "in the kubeconfig")?;
         return Ok(None);
     }
-    if let Some(path) = user.token_file.take() {
-        user.token = Some(read_token(Path::new(&path))?.into());
-        return Ok(None);
-    }
+    user.token = None;
     let Some(exec) = user.exec.take() else { return Ok(None) };
     let name = exec.command.clone().unwrap_or_default();
     let given = tokio::task::spawn_blocking(move || started(&exec)).await;

@@ -114,6 +114,28 @@ async fn new_certificates_are_read_when_their_files_change() {
     }
 }
 
+#[tokio::test]
+async fn of_several_credentials_those_count_that_count_for_client_go() {
+    let (server, folder) = (shop(), Folder::new("several"));
+    server.demand_token("right");
+    let exec = json!({
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "interactiveMode": "Never",
+        "args": [r#"{"status":{"token":"right"}}"#],
+    });
+    for user in [
+        json!({"token": "wrong", "tokenFile": folder.put("token", "right")}),
+        json!({"token": "right", "tokenFile": "/nonexistent/token"}),
+        json!({"token": "right", "tokenFile": ""}),
+        json!({"token": "", "exec": exec}),
+        json!({"token": "right", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}}),
+    ] {
+        let kubeconfig = folder.put("kubeconfig", &kubeconfig(&server.url(), &json!({}), &user));
+        let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
+        watching.snapshot().await;
+        assert_eq!(watching.failures(), 0, "{user}");
+    }
+}
+
 /// Credentials that cannot be sent are bad input, with the place where they are; nothing panics.
 #[tokio::test]
 async fn credentials_that_cannot_be_used_are_named() {
