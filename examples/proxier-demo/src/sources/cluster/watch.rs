@@ -148,6 +148,8 @@ impl Watcher {
                     }
                     progress.note_refusal(&failure);
                     if self.is_absent(&failure) {
+                        // The server answers.
+                        self.counters.worked(self.resource.awaited());
                         if self.do_without(&failure, &mut progress).await == Err(Closed) {
                             return;
                         }

@@ -239,3 +239,23 @@ async fn a_server_without_networks_of_services_leaves_them_to_the_configuration(
         assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16"]);
     }
 }
+
+/// The server answers again, and lacks one kind: no requests fail any more.
+#[tokio::test]
+async fn a_kind_that_the_server_lacks_does_not_fail_after_an_outage() {
+    for is_forbidden in [false, true] {
+        let server = shop();
+        if is_forbidden {
+            server.serve_service_cidrs(ServiceCidrs::V1);
+            server.forbid("servicecidrs", true);
+        }
+        server.outage(true);
+        let mut watching = watch(&server, with(|options| options.service_cidrs = true)).await;
+        let counters = watching.cluster.counters().clone();
+        let fail = |kind: &str| format!("{counters:?}").contains(kind);
+        wait_for("failures", || fail("servicecidrs") && fail("services")).await;
+        server.outage(false);
+        watching.snapshot().await;
+        assert!(!fail("Failing"), "{counters:?}");
+    }
+}
