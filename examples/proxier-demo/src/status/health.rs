@@ -133,7 +133,7 @@ impl Health {
         drop(state);
         if let Some(api) = api {
             metrics.api_failures = api.failures.load(Ordering::Relaxed);
-            let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, of)| of.since.elapsed().ok());
+            let failing = api.failing_for(NOTEWORTHY).into_iter().map(|(_, of)| of.lasts());
             metrics.api_failing_seconds = failing.max().unwrap_or_default().as_secs();
             metrics.requests = requests::counted();
         }
@@ -231,11 +231,11 @@ mod tests {
             let body: Value = serde_json::from_str(answer.body()).unwrap();
             body.get("apiServerFailingSince").cloned()
         };
-        let now = SystemTime::now();
+        let (now, instant) = (SystemTime::now(), tokio::time::Instant::now());
         assert_eq!(health.api_server().unwrap(), json!({"answers": true, "failingSince": null, "failing": []}));
-        api.failed("services", now, "refused");
-        api.failed("nodes", now - NOTEWORTHY * 2, "refused");
-        api.failed("nodes", now, "timed out");
+        api.failed("services", (now, instant), "refused");
+        api.failed("nodes", (now - NOTEWORTHY * 2, instant - NOTEWORTHY * 2), "refused");
+        api.failed("nodes", (now, instant), "timed out");
         let failing = || {
             let page = health.page(BTreeMap::new(), Vec::new());
             let line = page.lines().find(|line| line.starts_with("kubeproxy_api_failing_seconds")).unwrap();
@@ -250,11 +250,15 @@ mod tests {
         assert_eq!(health.api_server().unwrap(), expected);
         assert!(failing() >= 120.0);
         // The clock is set back by an hour.
-        api.failed("servicecidrs", now + Duration::from_secs(3600), "refused");
-        api.failed("servicecidrs", now, "refused");
+        api.failed("servicecidrs", (now + Duration::from_secs(3600), instant), "refused");
+        api.failed("servicecidrs", (now, instant), "refused");
         assert_eq!(health.api_server().unwrap()["failing"].as_array().map(Vec::len), Some(3));
         api.worked("servicecidrs");
         api.worked("nodes");
+        // It was far behind when requests began to fail.
+        api.failed("servicecidrs", (SystemTime::UNIX_EPOCH, instant), "refused");
+        assert_eq!((said(), failing()), (None, 0.0));
+        api.worked("servicecidrs");
         api.worked("services");
         assert_eq!((said(), health.api_server().unwrap()["answers"].clone(), failing()), (None, json!(true), 0.0));
     }

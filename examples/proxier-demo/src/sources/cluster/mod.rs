@@ -139,9 +139,17 @@ pub struct Counters {
 /// A kind whose requests to the API server fail.
 #[derive(Clone, Debug)]
 pub(crate) struct Failing {
-    /// Time of the first failure since one has worked.
+    /// Time of the first failure since one has worked, for people.
     pub(crate) since: SystemTime,
+    /// The same, by a clock that nobody sets.
+    begun: Instant,
     pub(crate) error: String,
+}
+
+impl Failing {
+    pub(crate) fn lasts(&self) -> Duration {
+        self.begun.elapsed()
+    }
 }
 
 impl Counters {
@@ -149,10 +157,10 @@ impl Counters {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn failed(&self, kind: &'static str, at: SystemTime, error: &str) {
+    pub(crate) fn failed(&self, kind: &'static str, (at, begun): (SystemTime, Instant), error: &str) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failing = self.failing();
-        let of_kind = failing.entry(kind).or_insert_with(|| Failing { since: at, error: String::new() });
+        let of_kind = failing.entry(kind).or_insert_with(|| Failing { since: at, begun, error: String::new() });
         // The clock may have been set back.
         of_kind.since = of_kind.since.min(at);
         error.clone_into(&mut of_kind.error);
@@ -164,8 +172,7 @@ impl Counters {
 
     /// The kinds whose requests have failed for this long or longer.
     pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, Failing)> {
-        let is_long = |of: &Failing| of.since.elapsed().is_ok_and(|elapsed| elapsed >= long);
-        self.failing().iter().filter(|(_, of)| is_long(of)).map(|(kind, of)| (*kind, of.clone())).collect()
+        self.failing().iter().filter(|(_, of)| of.lasts() >= long).map(|(kind, of)| (*kind, of.clone())).collect()
     }
 }
 

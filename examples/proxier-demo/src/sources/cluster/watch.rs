@@ -155,7 +155,8 @@ impl Watcher {
                         }
                         continue;
                     }
-                    self.counters.failed(self.resource.awaited(), SystemTime::now(), &failure.message);
+                    let now = (SystemTime::now(), Instant::now());
+                    self.counters.failed(self.resource.awaited(), now, &failure.message);
                     self.recover(&failure, &mut progress, &mut pause).await;
                 }
             }
