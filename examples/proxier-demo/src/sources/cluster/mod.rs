@@ -1,10 +1,10 @@
 //! Lists and watches Services, EndpointSlices and this node's Node on an API server.
 //!
-//! Each kind is one watch that begins with all objects and continues with changes. A server without such watches gets a
-//! list, and a watch from its version. Objects are read one at a time and reported at once; memory holds a key and a
-//! version for each. After an interruption the watch resumes. If its version is too old, all objects are requested
-//! again, only differences are reported, and absent objects are reported as missing. No failure ends the source: it
-//! retries after growing pauses of up to half a minute, or when the server asks for it.
+//! Each kind is one list from the server's cache, and a watch from its version. Objects are read one at a time and
+//! reported at once; memory holds a key and a version for each. After an interruption the watch resumes. If its version
+//! is too old, all objects are requested again, only differences are reported, and absent objects are reported as
+//! missing. No failure ends the source: it retries after growing pauses of up to half a minute, or when the server asks
+//! for it.
 //!
 //! kube's `watcher` is not used, because it hides `Retry-After` and reports all objects again after an interruption;
 //! this source compares versions instead.
