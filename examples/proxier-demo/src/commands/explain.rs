@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::commands::mentions::{self, Mention};
 use crate::commands::once::{exit_code, input};
 use crate::commands::policies::{Policy, policies, policy_name};
-use crate::commands::render::{Simulated, simulate, warn_of_no_address};
+use crate::commands::render::{Simulated, addresses_of_node, simulate, warn_of_no_address};
 use crate::engine::view::unreadable_line;
 use crate::exit::FAILED;
 use crate::message::change::Snapshot;
@@ -38,7 +38,8 @@ pub async fn explain(
 ) -> Result<ExitCode, Stopped> {
     let asked = Subject::read(asked).map_err(Stopped::bad_input)?;
     let (mut snapshot, unreadable) = input(configured).await?;
-    keep_what_matters(&mut snapshot, &asked);
+    let node = addresses_of_node(&snapshot, node_addresses);
+    keep_what_matters(&mut snapshot, &asked, &node);
     let objects = snapshot.services.clone();
     let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
     warn_of_no_address(configured, &addresses);
@@ -91,15 +92,16 @@ impl Subject {
 
 /// Removes Services, and their slices, that share no address and no node port with the subject or its endpoints, since
 /// the answer does not depend on them. If nothing would be left, everything stays, so that near matches can be named.
-fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
+/// `node`: the addresses of this node.
+fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject, node: &[IpAddr]) {
     let (addresses, ports) = match asked {
         Subject::Service(key, _) => match snapshot.services.get(key) {
-            Some(service) => (addresses(service).collect(), node_ports(service).collect()),
+            Some(service) => (addresses(service).collect(), node_ports(service, node).collect()),
             None => return,
         },
         Subject::Frontend(key) => (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)])),
     };
-    let mut kept = sharing(snapshot, &addresses, &ports);
+    let mut kept = sharing(snapshot, &addresses, &ports, node);
     if let Subject::Service(key, _) = asked {
         kept.insert(key.clone());
     }
@@ -113,16 +115,23 @@ fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
         addresses.extend(endpoints.filter_map(|text| canonical(text)));
         ports.extend(slice.ports.iter().filter_map(|port| port.port));
     }
-    kept.extend(sharing(snapshot, &addresses, &ports));
+    kept.extend(sharing(snapshot, &addresses, &ports, node));
+    // No Service gets the addresses of its endpoints.
+    kept.insert(ObjectKey::new("default", "kubernetes"));
     snapshot.services.retain(|key, _| kept.contains(key));
     snapshot.slices.retain(|key, slice| is_of(key, slice, &kept));
 }
 
 /// Services that have one of these addresses or node ports.
-fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i64>) -> BTreeSet<ObjectKey> {
+fn sharing(
+    snapshot: &Snapshot,
+    addresses: &BTreeSet<IpAddr>,
+    ports: &BTreeSet<i64>,
+    node: &[IpAddr],
+) -> BTreeSet<ObjectKey> {
     let shares = |service: &ServiceObject| {
         self::addresses(service).any(|address| addresses.contains(&address))
-            || node_ports(service).any(|port| ports.contains(&port))
+            || node_ports(service, node).any(|port| ports.contains(&port))
     };
     snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).collect()
 }
@@ -143,8 +152,11 @@ fn addresses(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
     all.filter_map(|text| canonical(text))
 }
 
-fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
-    let ports = service.spec.ports.iter().filter_map(|port| port.node_port);
+/// The ports that it asks for at addresses of the node: all of them if one of its addresses is the node's.
+fn node_ports(service: &ServiceObject, node: &[IpAddr]) -> impl Iterator<Item = i64> {
+    let is_here = addresses(service).any(|address| node.contains(&address));
+    let ports = service.spec.ports.iter();
+    let ports = ports.flat_map(move |port| port.node_port.into_iter().chain(is_here.then_some(port.port)));
     ports.chain(service.spec.health_check_node_port)
 }
 

@@ -65,10 +65,7 @@ pub(crate) fn simulate(
     snapshot: Snapshot,
     node_addresses: &[IpAddr],
 ) -> Result<Simulated, Stopped> {
-    // Those of the Node object, without names.
-    let of_node = snapshot.node.iter().flat_map(|node| &node.object.status.addresses);
-    let of_node = of_node.filter_map(|address| address.address.parse().ok());
-    let addresses = if node_addresses.is_empty() { of_node.collect() } else { node_addresses.to_vec() };
+    let addresses = addresses_of_node(&snapshot, node_addresses);
     let mut kernel = Sketch::default();
     kernel.set_interface(DEVICE, &addresses);
     let before = kernel.state();
@@ -76,6 +73,13 @@ pub(crate) fn simulate(
     feed(&mut engine, snapshot);
     let report = engine.pass().ok_or_else(|| Problem::new("", "nothing was done"))?;
     Ok(Simulated { engine, addresses, before, report })
+}
+
+/// These addresses or, if there are none, those of the Node object, without names.
+pub(crate) fn addresses_of_node(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let of_node = snapshot.node.iter().flat_map(|node| &node.object.status.addresses);
+    let of_node = of_node.filter_map(|address| address.address.parse().ok());
+    if node_addresses.is_empty() { of_node.collect() } else { node_addresses.to_vec() }
 }
 
 /// Warns that a node without addresses serves no node ports.

@@ -587,6 +587,39 @@ fn control_characters_of_objects_are_seen() {
     }
 }
 
+/// A Service is explained without the others, but with what they take from it: addresses of API servers, and node ports.
+#[test]
+fn what_others_take_from_a_service_is_said() {
+    let wants = |name: &str, cluster_ip: &str, external_ip: &str, port: u16| {
+        let spec = format!(
+            "clusterIP: {cluster_ip}, externalIPs: [{external_ip}], ports: [{{name: http, port: {port}, protocol: TCP}}]"
+        );
+        program::pair(name, &spec, program::HTTP, "{addresses: [10.244.0.5]}")
+    };
+    let node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n\
+                status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n";
+    let input = Input::new(
+        &[
+            wants("thief", "10.96.0.12", "192.0.2.10", 80),
+            program::service("default", "kubernetes", "10.96.0.1", "{addresses: [192.0.2.10]}"),
+            wants("late", "10.96.0.13", "192.0.2.1", 30080),
+            program::with_node_port("early", "10.96.0.14", 30080, &["10.244.0.6"]),
+            node.to_owned(),
+        ]
+        .concat(),
+    );
+    for mode in MODES {
+        for (service, expected) in [
+            ("demo/thief", "  TCP 192.0.2.10:80: the API server has that address"),
+            ("demo/late", "  TCP 192.0.2.1:30080: demo/early has it as its node port"),
+            ("demo/early", "  TCP 192.0.2.1:30080: asked for by demo/late too"),
+        ] {
+            let explained = ok(&input.run(mode, &["explain", service]));
+            assert!(explained.contains(expected), "{mode}: {explained}");
+        }
+    }
+}
+
 #[test]
 fn what_is_not_programmed_on_purpose_is_said() {
     let of = |name: &str, spec: &str| {
