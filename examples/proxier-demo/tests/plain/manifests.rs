@@ -298,6 +298,27 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     fs::rename(dir.0.with_extension("away"), &dir.0).unwrap();
 }
 
+/// A link into a volume that is unmounted for a while.
+#[tokio::test]
+async fn a_file_that_comes_back_unchanged_can_be_read_again() {
+    let (volume, dir) = (Folder::with("web.yaml", &service("a", 1)), Folder::new("manifests-link"));
+    std::os::unix::fs::symlink(volume.path("web.yaml"), dir.path("web.yaml")).unwrap();
+    let mut changes = follow(&dir.0);
+    assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+a 1", "synced"]);
+    let (path, away) = (dir.path("web.yaml").display().to_string(), volume.0.with_extension("away"));
+    for _ in 0..2 {
+        fs::rename(&volume.0, &away).unwrap();
+        // Nothing in the folder changes then, but another file of it makes the source look at once.
+        dir.put("README", "");
+        let unread = format!("! {path}: cannot be read (No such file or directory (os error 2))");
+        assert_eq!(next(&mut changes).await, unread);
+        fs::rename(&away, &volume.0).unwrap();
+        dir.put("README", "");
+        assert_eq!(next(&mut changes).await, format!("readable file {path}"));
+    }
+    nothing(&mut changes).await;
+}
+
 /// Files written line by line, closed after each; removed before the new one comes; and replaced at once.
 #[tokio::test]
 async fn a_file_that_is_rewritten_counts_once_it_is_still() {

@@ -299,7 +299,8 @@ impl File {
         let origin = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
         let read = if is_stdin { self.read_stdin(&origin) } else { self.read_changed(path, complete, &origin) };
         read.unwrap_or_else(|reason| {
-            // Nothing of it can be read: its objects are kept.
+            // Nothing of it can be read: its objects are kept. The content of before is read again if it comes back.
+            self.read = None;
             (self.problems, self.is_unread) = (vec![Problem::new(origin, reason)], true);
             false
         })
@@ -311,7 +312,8 @@ impl File {
             return Ok(false);
         }
         // At the start, an incomplete file cannot delete anything.
-        if self.read.is_some() && !complete && self.seen != Some(fingerprint) {
+        let may_delete = self.read.is_some() || !self.objects.is_empty();
+        if may_delete && !complete && self.seen != Some(fingerprint) {
             self.seen = Some(fingerprint);
             return Ok(true);
         }
