@@ -274,26 +274,21 @@ impl Worker {
                         self.saw_node = true;
                         self.health.set_node_eligible(false);
                     }
-                    // Nodes of the cluster report every few minutes that they are alive.
-                    Change::Readable(..)
-                    | Change::Listing(_)
-                    | Change::Listed(_)
-                    | Change::ClusterNode(_)
-                    | Change::ClusterNodeGone(_) => {}
                     Change::ServiceCidr(name, networks) => {
                         let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
                         tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
                     }
                     Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} was deleted"),
-                    change => {
-                        self.health.queued(SystemTime::now());
-                        self.health.metrics(|metrics| match change {
-                            Change::UpsertService(_) | Change::DeleteService(_) => metrics.service_changes_pending += 1,
-                            Change::UpsertSlice(_) | Change::DeleteSlice(_) => metrics.endpoint_changes_pending += 1,
-                            _ => {}
-                        });
-                    }
+                    _ => {}
                 }
+                // Changes of Services and of endpoints, if it may ask for a pass. Nodes report every few minutes that they
+                // are alive.
+                let counted = match &change {
+                    Change::UpsertService(_) | Change::DeleteService(_) => Some([1, 0]),
+                    Change::UpsertSlice(_) | Change::DeleteSlice(_) => Some([0, 1]),
+                    Change::Lost(..) | Change::Synced => Some([0, 0]),
+                    _ => None,
+                };
                 let trigger = match &change {
                     Change::UpsertSlice(object) => self.triggers.trigger_of(object),
                     Change::DeleteSlice(key) => {
@@ -304,6 +299,16 @@ impl Worker {
                 };
                 let is_complete = matches!(change, Change::Synced);
                 let counts = engine.apply_change(change, at);
+                // An object that was written again unchanged asks for none.
+                if let Some([services, endpoints]) = counted
+                    && engine.proxier.schedule().pending_since().is_some()
+                {
+                    self.health.queued(SystemTime::now());
+                    self.health.metrics(|metrics| {
+                        metrics.service_changes_pending += services;
+                        metrics.endpoint_changes_pending += endpoints;
+                    });
+                }
                 if is_complete && engine.proxier.totals().service_changes >= LARGE {
                     self.give_back();
                 }

@@ -275,6 +275,27 @@ fn waiting_for_lists_is_healthy() {
     });
 }
 
+/// An object that is written again unchanged asks for no pass, so it is not waiting for one.
+#[test]
+fn unchanged_objects_are_not_pending() {
+    let play = Play::on(FakeKernel::new(), Duration::from_secs(600), |_| {});
+    let send = || {
+        play.service("web", "10.96.0.10");
+        play.slice("web", "10.244.0.1", &json!({}));
+    };
+    send();
+    play.send(Change::Synced);
+    play.until("the first pass", |play| play.full_passes() > 0);
+    let queued = |play: &Play| play.metric(|metrics| metrics.sync_last_queued_timestamp);
+    let before = queued(&play);
+    send();
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    play.messages.blocking_send(Message::View(answer)).unwrap();
+    answered.blocking_recv().unwrap();
+    let pending = |metrics: &Metrics| (metrics.service_changes_pending, metrics.endpoint_changes_pending);
+    assert_eq!((play.metric(pending), queued(&play)), ((0, 0), before));
+}
+
 #[test]
 fn gauges_keep_the_last_reading() {
     let kernel = FakeKernel::new();
