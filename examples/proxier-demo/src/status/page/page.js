@@ -151,7 +151,7 @@
     state.className = !health.healthy ? "bad" : lacks.length ? "warn" : "good";
     const late = health.pendingSeconds === null ? "" : `, work pending for ${duration(health.pendingSeconds)}`;
     const word = !health.healthy ? "✗ not healthy" : lacks.length ? `⚠ healthy, but ${lacks.join(", ")}` : "✓ healthy";
-    state.textContent = `${word}${late}${health.nodeEligible ? "" : ", node is leaving"}`;
+    state.textContent = `${word}${late}${health.nodeEligible ? "" : ", its Node is missing or leaving"}`;
     const busy = !known ? "A long pass is running: nothing is known yet." :
       data.age > 5 ? `A pass is running: what is below is ${duration(data.age)} old.` : "";
     $("stale").textContent = busy;
