@@ -53,6 +53,12 @@ impl Resource {
         self.facts().0
     }
 
+    /// Whether a list of this kind may be one of these objects.
+    pub(super) fn is_listed_in(&self, kind: &str) -> bool {
+        let is_of_metadata = matches!(self, Resource::AllNodes { .. }) && kind == "PartialObjectMetadataList";
+        kind.is_empty() || is_of_metadata || kind.strip_suffix("List") == Some(&self.kind().to_string())
+    }
+
     /// Plural of the kind, as RBAC rules name it.
     pub(super) fn plural(&self) -> &'static str {
         self.facts().1

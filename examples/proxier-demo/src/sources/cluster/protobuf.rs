@@ -172,6 +172,15 @@ pub(super) fn start_of_object(bytes: &[u8]) -> Result<(usize, usize), Error> {
     }
 }
 
+/// The kind in that envelope, which begins with it; empty if it does not.
+pub(super) fn kind(bytes: &[u8]) -> Cow<'_, str> {
+    let mut rest = bytes.strip_prefix(b"k8s\0").unwrap_or_default();
+    match next(&mut rest) {
+        Ok(Some((1, Wire::Bytes(of)))) => text(bytes_of(of, 2).ok().flatten().unwrap_or_default()),
+        _ => "".into(),
+    }
+}
+
 /// The object within that envelope.
 pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
     let (start, length) = start_of_object(bytes)?;

@@ -337,6 +337,11 @@ impl Watcher {
             let is_no_list = |error| Failure::other(format!("the list of {plural} is not one: {error}"));
             while let Some(part) = page.next().map_err(is_no_list)? {
                 match part {
+                    // Without the objects of another kind's list, all that are known would seem to be deleted.
+                    Part::Metadata(metadata) if !self.resource.is_listed_in(&metadata.kind) => {
+                        let kind = OneLine(&metadata.kind);
+                        return Err(Failure::other(format!("the list of {plural} is one of another kind, {kind}")));
+                    }
                     Part::Metadata(metadata) => {
                         list.note(plural, since, metadata.resource_version)?;
                         progress.known.list_is_of(number(&list.version));

@@ -172,6 +172,23 @@ fn answers_empty_once(server: &ApiServer, resource: &str) {
     server.outage(false);
 }
 
+/// Something in front of the server mixes its answers up. What is known is not missing from a list of something else.
+#[tokio::test]
+async fn a_list_of_another_kind_takes_nothing_away() {
+    let server = three_services();
+    let mut watching = settled(&server, quick()).await;
+    server.outage(true);
+    let version = server.put(&service("d", 80));
+    server.compact();
+    let pods = json!({
+        "kind": "PodList", "metadata": {"resourceVersion": version.to_string()},
+        "items": [with_version(service("pod", 80), version)],
+    });
+    server.fail_next("services", Verb::List, Fault::Text(pods.to_string()));
+    server.outage(false);
+    assert_eq!(until_listed(&mut watching).await, "list: list: +d");
+}
+
 /// Few Services are removed at once, so an empty answer by mistake would take them all away for a moment.
 #[tokio::test]
 async fn an_empty_later_list_takes_nothing_away_before_its_version_can_be_watched() {

@@ -17,6 +17,8 @@ pub(in super::super) struct List {
     taken: usize,
     /// Bytes of the message that are not taken yet. `None` before the message, and in JSON.
     left: Option<usize>,
+    /// Of the list, in protobuf; empty until it is known.
+    kind: String,
     has_metadata: bool,
     is_complete: bool,
 }
@@ -30,6 +32,9 @@ pub(in super::super) enum Part<'a> {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in super::super) struct ListMetadata {
+    /// Of the list, such as `ServiceList`; empty if it does not say.
+    #[serde(skip)]
+    pub(in super::super) kind: String,
     pub(in super::super) resource_version: String,
     #[serde(rename = "continue")]
     pub(in super::super) next: Option<String>,
@@ -37,7 +42,8 @@ pub(in super::super) struct ListMetadata {
 
 impl List {
     pub(in super::super) fn new(encoding: Encoding) -> Self {
-        List { encoding, bytes: Vec::new(), taken: 0, left: None, has_metadata: false, is_complete: false }
+        let (bytes, kind) = (Vec::new(), String::new());
+        List { encoding, bytes, taken: 0, left: None, kind, has_metadata: false, is_complete: false }
     }
 
     /// Adds what has arrived; `None`: all has. Returns how many bytes are kept.
@@ -66,12 +72,15 @@ impl List {
         #[derive(Deserialize)]
         struct Whole<'a> {
             #[serde(default)]
+            kind: String,
+            #[serde(default)]
             metadata: ListMetadata,
             #[serde(borrow, default)]
             items: Option<&'a RawValue>,
         }
         if !self.has_metadata {
-            let Whole { metadata, items } = serde_json::from_slice(&self.bytes).map_err(|error| error.to_string())?;
+            let Whole { kind, metadata, items } =
+                serde_json::from_slice(&self.bytes).map_err(|error| error.to_string())?;
             let items = items.map_or("", RawValue::get);
             if !items.is_empty() && !items.starts_with('[') {
                 return Err("its items are not a list".to_owned());
@@ -79,7 +88,7 @@ impl List {
             let before = items.as_ptr().addr().saturating_sub(self.bytes.as_ptr().addr());
             self.taken = if items.is_empty() { self.bytes.len() } else { before.saturating_add(1) };
             self.has_metadata = true;
-            return Ok(Some(Part::Metadata(metadata)));
+            return Ok(Some(Part::Metadata(ListMetadata { kind, ..metadata })));
         }
         let rest = self.bytes.get(self.taken..).unwrap_or_default();
         let between = rest.iter().take_while(|byte| **byte == b',' || byte.is_ascii_whitespace()).count();
@@ -97,10 +106,13 @@ impl List {
             match protobuf::start_of_object(&self.bytes) {
                 Err(error) if self.is_complete => return Err(error.to_string()),
                 Err(_) => return Ok(None),
-                Ok((start, length)) => (self.taken, self.left) = (start, Some(length)),
+                Ok((start, length)) => {
+                    self.kind = protobuf::kind(&self.bytes).into_owned();
+                    (self.taken, self.left) = (start, Some(length));
+                }
             }
         }
-        let List { bytes, taken, left, has_metadata, is_complete, .. } = self;
+        let List { bytes, taken, left, kind, has_metadata, is_complete, .. } = self;
         let left = left.get_or_insert_default();
         loop {
             let rest = bytes.get(*taken..).unwrap_or_default();
@@ -116,8 +128,9 @@ impl List {
                 };
                 let metadata = metadata.map_err(|error| error.to_string())?;
                 *has_metadata = true;
-                let metadata = protobuf::read(metadata, protobuf::LIST_METADATA).map_err(|(_, reason)| reason)?;
-                return Ok(Some(Part::Metadata(metadata)));
+                let metadata: ListMetadata =
+                    protobuf::read(metadata, protobuf::LIST_METADATA).map_err(|(_, reason)| reason)?;
+                return Ok(Some(Part::Metadata(ListMetadata { kind: std::mem::take(kind), ..metadata })));
             }
             let (number, field) = match field {
                 Ok(Some(found)) => found,

@@ -41,6 +41,7 @@ fn contents(resource: &Resource, encoding: Encoding, body: &[u8]) -> String {
             items += &format!("{key} {version} {:#?}\n", resource.read(item).unwrap());
         });
         let metadata = metadata.unwrap();
+        assert!(!metadata.kind.is_empty() && resource.is_listed_in(&metadata.kind), "{}", metadata.kind);
         format!("{} {:?}\n{items}", metadata.resource_version, metadata.next)
     };
     let whole = of(usize::MAX);
