@@ -258,7 +258,7 @@ objects! {
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
-        /// How long connections may continue when the process ends.
+        /// How long connections may continue when a signal ends the process; a change of the configuration cuts them.
         end_timeout: Option<GoDuration> = GoDuration(END_TIMEOUT),
         /// Networks of cluster IPs, each made local as a whole; other addresses are made local one by one. The networks
         /// must contain nothing but Services. Default none.
