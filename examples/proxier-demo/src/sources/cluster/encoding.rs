@@ -104,7 +104,8 @@ impl Encoding {
         }
         match self {
             Encoding::Json => {
-                let Line { what, object } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+                let read = serde_json::from_slice(bytes);
+                let Line { what, object } = read.map_err(|error| yaml::in_words(error.to_string()))?;
                 Ok((what, Object::Json(object.get())))
             }
             Encoding::Protobuf => {

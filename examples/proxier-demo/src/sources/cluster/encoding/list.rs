@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 
 use super::super::protobuf::{self, bytes_of, next_bytes};
 use super::{Encoding, Object};
+use crate::yaml;
 
 /// A list, or a page of one. In protobuf its objects are taken as soon as they have arrived, and then forgotten; in
 /// JSON when all have arrived.
@@ -80,7 +81,7 @@ impl List {
         }
         if !self.has_metadata {
             let Whole { kind, metadata, items } =
-                serde_json::from_slice(&self.bytes).map_err(|error| error.to_string())?;
+                serde_json::from_slice(&self.bytes).map_err(|error| yaml::in_words(error.to_string()))?;
             let items = items.map_or("", RawValue::get);
             if !items.is_empty() && !items.starts_with('[') {
                 return Err("its items are not a list".to_owned());

@@ -159,6 +159,17 @@ fn objects_of_protobuf_are_taken_when_they_have_arrived() {
 }
 
 #[test]
+fn what_has_another_form_is_said_without_words_of_this_program() {
+    let list = count((Encoding::Json, br#"{"metadata": null, "items": []}"#)).unwrap_err();
+    let event = Encoding::Json.event(b"7").unwrap_err();
+    for (reason, expected) in
+        [(list, "invalid type: null, expected an object"), (event, "invalid type: integer `7`, expected an object")]
+    {
+        assert_eq!(reason, expected);
+    }
+}
+
+#[test]
 fn a_field_that_is_there_twice_is_refused() {
     let twice = r#"{"metadata": {"name": "web", "namespace": "demo"}, "spec": {}, "spec": {}}"#;
     let refused = Resource::Services.read(Object::Json(twice)).unwrap_err();
