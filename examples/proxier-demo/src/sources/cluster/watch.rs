@@ -414,9 +414,12 @@ impl Watcher {
         self.listed(&mut progress.known).await
     }
 
-    /// Records an object of a list or an event, and reports it if it is new or changed.
+    /// Records an object of a list or an event, and reports it if it is new or changed. Passes over other Nodes than the
+    /// one that is asked for: not every server knows selectors of fields.
     async fn apply_event(&self, known: &mut Versions, identity: &Identity, object: Object<'_>) -> Result<(), Closed> {
-        if known.record(&identity.key, number(&identity.version)) {
+        let is_other = |name: &String| identity.key.strip_prefix('/') != Some(name);
+        let is_asked_for = !matches!(&self.resource, Resource::Node(name) if is_other(name));
+        if is_asked_for && known.record(&identity.key, number(&identity.version)) {
             self.report(&identity.key, object).await
         } else {
             Ok(())

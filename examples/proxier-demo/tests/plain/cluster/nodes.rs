@@ -259,3 +259,23 @@ async fn a_kind_that_the_server_lacks_does_not_fail_after_an_outage() {
         assert!(!fail("Failing"), "{counters:?}");
     }
 }
+
+/// A server that does not know the selector of the request sends all Nodes.
+#[tokio::test]
+async fn another_node_is_not_taken_for_this_one() {
+    let server = shop();
+    let node = |name: &str, version: &str| json!({"metadata": {"name": name, "resourceVersion": version}});
+    let all = json!({
+        "kind": "NodeList", "metadata": {"resourceVersion": server.version().to_string()},
+        "items": [node("n0", "1"), node("n1", "2"), node("n2", "3")],
+    });
+    server.fail_next("nodes", Verb::List, Fault::Text(all.to_string()));
+    let mut watching = watch(&server, quick()).await;
+    assert_eq!(watching.snapshot().await.node.unwrap().object.metadata.name, "n1");
+    watched(&server).await;
+    for what in ["MODIFIED", "DELETED"] {
+        server.send_raw("nodes", &json!({"type": what, "object": node("n2", "9999")}).to_string());
+    }
+    server.delete("nodes", "", "n1");
+    assert_eq!(watching.line().await, "-node");
+}
