@@ -113,10 +113,12 @@ const RECEIVE: usize = 64 << 10;
 /// The largest payload that fits into two pages, because `struct skb_shared_info` follows it in the same allocation.
 const RECEIVE_SMALL: usize = (8 << 10) - 512;
 
-/// The deadline after this duration, or now if the clock cannot represent it.
+/// The deadline after this duration, or after a century if the clock cannot represent it: callers who never want to
+/// give up say [`Duration::MAX`].
 pub(crate) fn after(timeout: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
     let now = Instant::now();
-    now.checked_add(timeout).unwrap_or(now)
+    now.checked_add(timeout).or_else(|| now.checked_add(CENTURY)).unwrap_or(now)
 }
 
 impl Connection {
@@ -546,5 +548,18 @@ mod tests {
             let refused = connection.query(16, 0, &[], |_| {}, |_| Ok(())).unwrap_err();
             assert!(refused.kernel().is_some(), "{sequence}");
         }
+    }
+
+    /// The clock cannot represent this deadline, which was then taken for past: the batch stopped after one answer.
+    #[test]
+    fn who_waits_for_ever_gets_every_answer() {
+        let mut connection = Connection::new(Simulated::new(|_: &Message<'_>| Reply::Error(Errno::EEXIST)));
+        connection.set_limits(Limits::default().with_timeout(Duration::MAX));
+        let mut batch = connection.batch();
+        for _ in 0..9 {
+            batch.push(16, 0, &[], |_| {});
+        }
+        let report = batch.finish();
+        assert!(report.stopped.is_none() && report.failures.len() == 9, "{report:?}");
     }
 }
