@@ -41,6 +41,13 @@ fn what_is_printed_means_what_was_given_and_nothing_else() {
     // The options of families say nothing within a family's own table.
     assert!(rule("-4 -j RETURN").same_as(&rule("-j RETURN")));
     assert!(!rule("-s 10.1.2.3/255.0.255.0").same_as(&rule("-s 10.1.2.3/16")));
+    // All ports of UDP, which is printed as no ports.
+    assert!(rule("-p udp --sport 0: -j RETURN").same_as(&rule("-p udp -m udp -j RETURN")));
+    assert!(!rule("-p udp ! --sport 0: -j RETURN").same_as(&rule("-p udp -m udp -j RETURN")));
+    // TCP's is 8, UDP's is 10.
+    for port in ["8", "10"] {
+        assert!(!rule("-p tcp --dport 010").same_as(&rule(&format!("-p tcp --dport {port}"))), "{port}");
+    }
     // A misspelled unit is not a unit.
     for unit in ["second", "minute", "hour", "day"] {
         assert!(

@@ -272,21 +272,23 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
     let (name, options) = (extension.name.as_str(), &mut extension.options);
     options.retain(|o| {
         let arg = o.args.first().map_or("", String::as_str);
-        !matches!(
-            (name, o.name.as_str(), arg),
-            ("REJECT", "--reject-with", "icmp-port-unreachable" | "icmp6-port-unreachable")
-                | ("LOG", "--log-level", "4")
-                | ("limit", "--limit-burst", "5" | "0")
-                | ("hashlimit", "--hashlimit-burst", "5")
-                | ("connlimit", "--connlimit-mask", "128")
-                | ("connlimit", "--connlimit-saddr", _)
-                | ("recent", "--name", "DEFAULT")
-                | ("recent", "--mask", "255.255.255.255" | "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
-                | ("recent", "--rsource", _)
-                | ("TPROXY", "--on-ip", "0.0.0.0" | "::")
-                | ("TPROXY", "--tproxy-mark", "0x0/0x0")
-                | ("limit", "--limit", "3/hour")
-        )
+        o.negated
+            || !matches!(
+                (name, o.name.as_str(), arg),
+                ("REJECT", "--reject-with", "icmp-port-unreachable" | "icmp6-port-unreachable")
+                    | ("LOG", "--log-level", "4")
+                    | ("limit", "--limit-burst", "5" | "0")
+                    | ("hashlimit", "--hashlimit-burst", "5")
+                    | ("connlimit", "--connlimit-mask", "128")
+                    | ("connlimit", "--connlimit-saddr", _)
+                    | ("recent", "--name", "DEFAULT")
+                    | ("recent", "--mask", "255.255.255.255" | "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
+                    | ("recent", "--rsource", _)
+                    | ("TPROXY", "--on-ip", "0.0.0.0" | "::")
+                    | ("TPROXY", "--tproxy-mark", "0x0/0x0")
+                    | ("limit", "--limit", "3/hour")
+                    | ("tcp" | "udp", "--sport" | "--dport", "0:65535")
+            )
     });
 }
 
@@ -408,10 +410,12 @@ fn protocol(word: &str) -> String {
 }
 
 fn ports(word: &str) -> String {
-    let port = |w: &str, open: u16| if w.is_empty() { Some(open) } else { w.parse().ok() };
+    // With a leading zero the number is octal for some extensions and decimal for others.
+    let number = |w: &str| w.parse().ok().filter(|_| w == "0" || !w.starts_with(['0', '+']));
+    let port = |w: &str, open: u16| if w.is_empty() { Some(open) } else { number(w) };
     let (low, high) = match word.split_once(':') {
         Some((low, high)) => (port(low, 0), port(high, u16::MAX)),
-        None => (word.parse().ok(), word.parse().ok()),
+        None => (number(word), number(word)),
     };
     match (low, high) {
         (Some(low), Some(high)) if low == high => low.to_string(),
@@ -501,8 +505,8 @@ fn network(word: &str) -> String {
     let bits = if address.is_ipv4() { 32 } else { 128 };
     let length = match length {
         None => Some(bits),
-        Some(text) => match text.parse::<u32>() {
-            Ok(length) if length <= bits => Some(length),
+        Some(text) => match number(text) {
+            Some(length) if length <= bits => Some(length),
             _ => text.parse::<IpAddr>().ok().and_then(netmask_length),
         },
     };
