@@ -1,6 +1,7 @@
 //! Computes the transaction that brings a table to a desired state. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::expr::{Expression, NatFlags};
 use crate::model::{
@@ -13,7 +14,8 @@ use crate::transaction::{RulePlace, Transaction};
 /// The desired state of a table.
 ///
 /// Counters, consumed quotas and remaining lifetimes are not compared; rules, objects and elements that stay keep
-/// theirs. Comments are only compared for rules and elements, since the kernel cannot change others.
+/// theirs. Timeouts less than 10 ms apart are equal, since the kernel rounds them to ticks of its clock. Comments are
+/// only compared for rules and elements, since the kernel cannot change others.
 ///
 /// * Existing rules stay if they are in the desired order. Others are deleted, and missing ones are inserted. Rules
 ///   with the same text ([`Rule::to_nft`]) are equal, whether this crate or nft wrote their expressions.
@@ -385,20 +387,21 @@ impl<'a> Difference<'a> {
     /// Keeps the longest sequence of rules in order, deletes the others, and inserts missing rules before the next one
     /// that stays.
     fn change_rules(&mut self, chain: &Chain, wanted: &[Rule], observed: &[&ObservedRule]) {
-        let wanted_fixed: Vec<Rule> = wanted.iter().map(fixed_rule).collect();
+        let wanted_fixed: Vec<Fixed> = wanted.iter().map(fixed_rule).collect();
         // A rule that refers to something deleted is written again.
-        let found: Vec<Option<Rule>> =
+        let found: Vec<Option<Fixed>> =
             observed.iter().map(|found| (!self.gone.has(&found.rule)).then(|| fixed_rule(&found.rule))).collect();
         // nft writes some rules with other expressions but the same text.
         let is_other = !wanted_fixed.iter().map(Some).eq(found.iter().map(Option::as_ref));
         let worded =
-            |rule: &Rule| (is_other.then(|| rule.to_nft(chain.key.table.family)).flatten(), rule.userdata.clone());
+            |of: &Fixed| (is_other.then(|| of.rule.to_nft(chain.key.table.family)).flatten(), of.rule.userdata.clone());
         let words: Vec<_> = wanted_fixed.iter().map(|rule| (rule, worded(rule))).collect();
         let found: Vec<_> = found.iter().map(|rule| rule.as_ref().map(|rule| (rule, worded(rule)))).collect();
         let kept = common(&words, &found, |wanted, found| {
-            let is_same =
-                |of: &(&Rule, (Option<String>, Vec<u8>))| of.0 == wanted.0 || (of.1.0.is_some() && of.1 == wanted.1);
-            found.as_ref().is_some_and(is_same)
+            found.as_ref().is_some_and(|of| {
+                let is_same = of.0.rule == wanted.0.rule || (of.1.0.is_some() && of.1 == wanted.1);
+                is_same && of.0.has_timeouts_of(wanted.0)
+            })
         });
         let stays: BTreeSet<usize> = kept.iter().map(|(_, found)| *found).collect();
         for (place, found) in observed.iter().enumerate() {
@@ -426,8 +429,8 @@ impl<'a> Difference<'a> {
         for found in observed {
             let key = plain_key(&found.key);
             let is_same = wanted.get(&key).map(|wanted| {
-                let of = |element: &Element| (element.data.clone(), timeout(element), element.extras().comment.clone());
-                of(wanted) == of(found) && !self.gone.has_data(found)
+                let of = |element: &Element| (element.data.clone(), element.extras().comment.clone());
+                of(wanted) == of(found) && is_timeout(timeout(wanted), timeout(found)) && !self.gone.has_data(found)
             });
             match is_same {
                 Some(true) => {
@@ -514,10 +517,41 @@ fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> 
 }
 
 /// A rule without values that change at runtime, and with values that the kernel fills in.
-fn fixed_rule(rule: &Rule) -> Rule {
-    let mut rule = rule.clone();
-    rule.expressions.iter_mut().for_each(fix);
-    rule
+#[derive(PartialEq)]
+struct Fixed {
+    /// Without timeouts.
+    rule: Rule,
+    /// Timeouts of the elements that it adds.
+    timeouts: Vec<Option<Duration>>,
+}
+
+impl Fixed {
+    fn has_timeouts_of(&self, wanted: &Self) -> bool {
+        let mut pairs = self.timeouts.iter().zip(&wanted.timeouts);
+        self.timeouts.len() == wanted.timeouts.len() && pairs.all(|(found, wanted)| is_timeout(*wanted, *found))
+    }
+}
+
+fn fixed_rule(rule: &Rule) -> Fixed {
+    let (mut rule, mut timeouts) = (rule.clone(), Vec::new());
+    for expression in &mut rule.expressions {
+        fix(expression);
+        if let Expression::DynSet { timeout, .. } = expression {
+            timeouts.push(timeout.take());
+        }
+    }
+    Fixed { rule, timeouts }
+}
+
+/// Whether the kernel reports this timeout for the desired one. It stores ticks of its clock, and the longest tick is
+/// that of `HZ=100`. Zero is no timeout, and is not reported.
+fn is_timeout(wanted: Option<Duration>, found: Option<Duration>) -> bool {
+    const TICK: Duration = Duration::from_millis(10);
+    let given = |timeout: Option<Duration>| timeout.filter(|timeout| !timeout.is_zero());
+    match (given(wanted), given(found)) {
+        (Some(wanted), Some(found)) => wanted.abs_diff(found) < TICK,
+        (wanted, found) => wanted == found,
+    }
 }
 
 /// Clears what an expression has counted.
@@ -574,11 +608,11 @@ fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
 pub(crate) const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
-    let kind =
-        |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.timeout, set.auto_merge);
+    let kind = |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.auto_merge);
     let names = |set: &Set| set.expressions.iter().map(|of| of.name().to_owned()).collect::<Vec<_>>();
     let size = wanted.size == found.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT);
-    kind(wanted) == kind(found) && names(wanted) == names(found) && size
+    let timeout = is_timeout(wanted.timeout, found.timeout);
+    kind(wanted) == kind(found) && names(wanted) == names(found) && size && timeout
 }
 
 fn is_kind_of_flowtable(wanted: &Flowtable, found: &Flowtable) -> bool {

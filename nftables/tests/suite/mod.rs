@@ -4,7 +4,8 @@ mod sync;
 
 pub(crate) use sync::{
     a_table_becomes_what_is_wanted, elements_that_run_out_before_the_commit_do_not_refuse_it, parts_of_others_stay,
-    rules_and_elements_that_stay_are_not_written, what_cannot_be_wanted_is_said,
+    rules_and_elements_that_stay_are_not_written, timeouts_that_the_kernel_rounds_are_written_once,
+    what_cannot_be_wanted_is_said,
 };
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -147,7 +148,7 @@ suite! {
     a_table_is_changed_as_it_was_read, ranges_that_overlap_are_refused, a_circle_is_refused_as_a_whole,
     objects_of_every_kind_come_back, a_table_becomes_what_is_wanted, rules_and_elements_that_stay_are_not_written,
     parts_of_others_stay, what_cannot_be_wanted_is_said, counters_start_again,
-    elements_that_run_out_before_the_commit_do_not_refuse_it,
+    elements_that_run_out_before_the_commit_do_not_refuse_it, timeouts_that_the_kernel_rounds_are_written_once,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {

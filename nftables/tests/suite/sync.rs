@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nftables::expr::LimitUnit;
+use nftables::expr::{DynSetOp, LimitUnit};
 use nftables::{
     BaseChain, Chain, ChainType, Client, DataType, Element, ElementKey, ErrorKind, Expression, Family, Hook, Object,
     ObjectData, ObjectType, Operand, Policy, Priority, Rule, Set, SetFlags, Table, TableSpec, Transaction, Value,
@@ -197,6 +197,26 @@ pub(crate) fn elements_that_run_out_before_the_commit_do_not_refuse_it(client: &
                 assert_eq!(client.list_elements(set).unwrap().len(), wanted, "{} after {pause:?}", set.key);
             }
         }
+    }
+}
+
+/// A kernel whose clock ticks every 4 ms reports 1500 ms for 1501 ms.
+pub(crate) fn timeouts_that_the_kernel_rounds_are_written_once(client: &mut Client) {
+    let spec = |of_set: u64, of_element: u64, of_rule: u64| {
+        let (millis, source) = (Duration::from_millis, [Operand::IP_SADDR]);
+        let seen = Set::new(table().set("seen").unwrap(), types(&[DataType::IPV4_ADDR]));
+        let seen = seen.flags(SetFlags::DYNAMIC).timeout(millis(of_set));
+        let remember = rule(Family::Inet).change_set(DynSetOp::Update, &seen.key, &source, &[], Some(millis(of_rule)));
+        let element = Element::value(ip(1)).timeout(millis(of_element));
+        let chain = Chain::regular(table().chain("c").unwrap());
+        TableSpec::new(Table::new(table())).chain(chain, [remember.build().unwrap()]).set(seen, [element])
+    };
+    client.sync(&spec(60_001, 70_009, 80_003)).unwrap();
+    for same in [spec(60_001, 70_009, 80_003), spec(60_000, 70_000, 80_000)] {
+        assert_eq!(client.sync(&same).unwrap().to_string(), "");
+    }
+    for other in [spec(60_020, 70_000, 80_000), spec(60_020, 70_020, 80_000), spec(60_020, 70_020, 80_020)] {
+        assert!(!client.sync(&other).unwrap().is_empty());
     }
 }
 
