@@ -77,9 +77,10 @@ fn run() -> Result<Value, Failure> {
         }
         "CHECK" => {
             let snapshot = open()?.snapshot(&table).map_err(failure)?;
-            let open: usize = snapshot.sets.iter().map(|set| set.elements.len()).sum();
-            if open != ports.len() {
-                return Err((101, format!("{open} ports are open instead of {}", ports.len())));
+            let open: Vec<&Element> = snapshot.sets.iter().flat_map(|set| &set.elements).collect();
+            let is_open = |port: &u16| open.contains(&&Element::value(Bytes::port(*port)));
+            if open.len() != ports.len() || !ports.iter().all(is_open) {
+                return Err((101, format!("other ports are open than {ports:?}")));
             }
             Ok(Value::Null)
         }

@@ -527,9 +527,11 @@ fn cni_plugin_programs_the_pod_and_nothing_else() {
         assert!(open(8080) && closed(9090));
         assert_eq!(tool("nft list tables"), "", "the host has nothing of it");
         assert_eq!(cni("CHECK", &path, &list("[8080]")), (true, String::new()));
-        in_pod("nft flush set inet cni-ports ports");
-        let (works, printed) = cni("CHECK", &path, &list("[8080]"));
-        assert!(!works && printed.contains("\"code\":101"), "{printed}");
+        for change in ["flush set inet cni-ports ports", "add element inet cni-ports ports { 9090 }"] {
+            in_pod(&format!("nft {change}"));
+            let (works, printed) = cni("CHECK", &path, &list("[8080]"));
+            assert!(!works && printed.contains("\"code\":101"), "{change}: {printed}");
+        }
         let (works, printed) = cni("ADD", &path, &list("[70000]"));
         assert!(!works && printed.contains("\"code\":7"), "{printed}");
         let (works, printed) = cni("ADD", "/no/such/namespace", &list("[]"));
