@@ -31,9 +31,9 @@ attrs! {
         ADDR_FAMILY = 11 => AddrFamily(u16),
         /// Counters and rates, 64 bits. Since Linux 4.1.
         STATS64 = 12 => Stats64(Attrs<'a, StatsAttr<'a>>),
-        /// Type of the tunnel. Since Linux 5.3.
+        /// Type of the tunnel. Since Linux 5.2.
         TUN_TYPE = 13 => TunType(u8),
-        /// UDP port of a GUE tunnel. Since Linux 5.3.
+        /// UDP port of a GUE tunnel. Since Linux 5.2.
         TUN_PORT = 14 => TunPort(Be16),
         /// Flags of the tunnel, host order. Since Linux 5.3.
         TUN_FLAGS = 15 => TunFlags(u16),

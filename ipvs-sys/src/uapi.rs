@@ -49,7 +49,7 @@ pub const CONN_F_BYPASS: u32 = 0x0004;
 
 /// IP in IP (`IP_VS_CONN_F_TUNNEL_TYPE_IPIP`).
 pub const TUNNEL_TYPE_IPIP: u8 = 0;
-/// Generic UDP encapsulation (`IP_VS_CONN_F_TUNNEL_TYPE_GUE`). Since Linux 5.3.
+/// Generic UDP encapsulation (`IP_VS_CONN_F_TUNNEL_TYPE_GUE`). Since Linux 5.2.
 pub const TUNNEL_TYPE_GUE: u8 = 1;
 /// Generic routing encapsulation (`IP_VS_CONN_F_TUNNEL_TYPE_GRE`). Since Linux 5.3.
 pub const TUNNEL_TYPE_GRE: u8 = 2;

@@ -153,7 +153,7 @@ impl Fields for RealServer {
         if let ForwardingMethod::Tunnel(tunnel) = config.forwarding_method
             && tunnel != Tunnel::IPIP
         {
-            // Absent means 0. A plain IPIP tunnel sends nothing that kernels before 5.3 would not understand.
+            // Absent means 0. A plain IPIP tunnel sends nothing that kernels before 5.2 would not understand.
             let (kind, port) = match tunnel.kind {
                 TunnelKind::Ipip => (uapi::TUNNEL_TYPE_IPIP, 0),
                 TunnelKind::Gue { port } => (uapi::TUNNEL_TYPE_GUE, port.get()),

@@ -138,7 +138,7 @@ impl Ruleset {
     ///
     /// Values are compared in the form that the kernel reports, so different spellings of one value are equal. A value
     /// that the kernel changes when it stores it is a difference every time. Examples are the type of a tunnel before
-    /// Linux 5.3 and a persistence timeout that wraps.
+    /// Linux 5.2 and a persistence timeout that wraps.
     ///
     /// `observed` must be complete, which [`Client::snapshot_once`](crate::Client::snapshot_once) does not guarantee.
     ///

@@ -4,7 +4,7 @@
 //! A longer dump may miss or repeat entries if the table changes in between. The list of virtual servers may also
 //! change between the dumps of their real servers.
 //!
-//! Before Linux 7 all network namespaces share one table of virtual servers, and a dump counts its way through all of
+//! Before Linux 7.1 all network namespaces share one table of virtual servers, and a dump counts its way through all of
 //! it. A change in another namespace therefore also disturbs a long list.
 //!
 //! So a list is accepted once a second read returns the same. A read misses an entry if an earlier entry was deleted
@@ -58,7 +58,7 @@ pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> 
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
 }
 
-/// The virtual servers, consistently. Since Linux 7.0 the kernel moves them to a larger table some time after many were
+/// The virtual servers, consistently. Since Linux 7.1 the kernel moves them to a larger table some time after many were
 /// added. Until then a list of several datagrams may repeat one and miss another.
 pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVirtualServer>, Error> {
     agreed(|| client.dump_virtual_servers(), |observed| observed.server)?

@@ -53,7 +53,7 @@ impl ForwardingMethod {
     }
 }
 
-/// A tunnel to a real server. Types other than IPIP and flags need Linux 5.3; older kernels ignore them silently.
+/// A tunnel to a real server. GUE needs Linux 5.2, GRE and flags Linux 5.3; older kernels ignore them silently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Tunnel {

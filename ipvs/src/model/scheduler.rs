@@ -44,7 +44,7 @@ schedulers! {
     LeastConnection = "lc";
     /// Weighted least connections (`wlc`), the default of `ipvsadm`.
     WeightedLeastConnection = "wlc";
-    /// Weighted fail-over: the available real server with the highest weight (`fo`). Since Linux 3.17.
+    /// Weighted fail-over: the available real server with the highest weight (`fo`). Since Linux 3.18.
     WeightedFailover = "fo";
     /// Weighted overflow: the real server with the highest weight until it has that many connections, then the next
     /// (`ovf`). Since Linux 4.3.
@@ -63,7 +63,7 @@ schedulers! {
     ShortestExpectedDelay = "sed";
     /// Never queue (`nq`).
     NeverQueue = "nq";
-    /// The better of two random choices, weighted (`twos`). Since Linux 5.13.
+    /// The better of two random choices, weighted (`twos`). Since Linux 5.12.
     PowerOfTwoChoices = "twos";
     /// No scheduler (`none`): connections are not forwarded until one is set. Since Linux 4.2.
     None = "none";

@@ -65,7 +65,7 @@ netlink_batch::settings! {
 pub struct Info {
     /// Version, one byte each for major, minor and patch: 0x010201 is 1.2.1.
     pub version: u32,
-    /// Buckets of the connection table. Since Linux 7.0 the table grows with the connections.
+    /// Buckets of the connection table. Since Linux 7.1 the table grows with the connections.
     pub connection_table_size: u32,
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn impossible_timeouts_change_nothing(world: &dyn World) {
 
 pub(crate) fn version_and_size(world: &dyn World) {
     let mut client = world.client();
-    // Since Linux 7.0 the table is created with the first virtual server; until then its size is reported as 0.
+    // Since Linux 7.1 the table is created with the first virtual server; until then its size is reported as 0.
     let size = client.info().unwrap().connection_table_size;
     assert!(size == 0 || size.is_power_of_two(), "{size}");
     with_server(&mut client);

@@ -70,7 +70,7 @@ numbered! {
         Network = 1 NFT_PAYLOAD_NETWORK_HEADER, "nh";
         /// TCP, UDP or similar.
         Transport = 2 NFT_PAYLOAD_TRANSPORT_HEADER, "th";
-        /// Data behind the transport header. Since Linux 6.2.
+        /// Data behind the transport header. Since Linux 5.16.
         Inner = 3 NFT_PAYLOAD_INNER_HEADER, "ih";
     }
 }
