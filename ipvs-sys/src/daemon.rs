@@ -11,7 +11,8 @@ attrs! {
         MCAST_IFN = 2 => McastIfn(NulStr<'a>),
         /// Daemons exchange connections only with those of the same number (0 to 255); a backup with 0 accepts all.
         SYNC_ID = 3 => SyncId(u32),
-        /// Largest UDP payload in bytes; 0 lets the kernel derive it from the interface's MTU. Since Linux 4.3.
+        /// Largest UDP payload in bytes. 0 means what fits into 1500 bytes, or for a backup into the interface's MTU if
+        /// that is more. Since Linux 4.3.
         SYNC_MAXLEN = 4 => SyncMaxlen(u16),
         /// IPv4 multicast group, default 224.0.0.81. Since Linux 4.3.
         MCAST_GROUP = 5 => McastGroup([u8; 4]),

@@ -52,7 +52,8 @@ pub struct SyncDaemon {
     /// Daemons exchange connections only with those of the same number; a backup with 0 accepts all.
     #[cfg_attr(feature = "serde", serde(default))]
     pub sync_id: u8,
-    /// Largest UDP payload in bytes; `None` lets the kernel derive it from the interface's MTU.
+    /// Largest UDP payload in bytes. `None` means what fits into 1500 bytes, or for a backup into the interface's MTU if
+    /// that is more.
     pub max_length: Option<u16>,
     /// Multicast group; `None` means 224.0.0.81.
     pub group: Option<IpAddr>,
@@ -70,21 +71,26 @@ impl SyncDaemon {
 
     /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) reports it, has these
     /// settings. Missing settings mean the kernel's defaults. The kernel derives the running daemon's largest payload
-    /// from the requested one (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`). If none is requested any value
-    /// matches, since it depends on the interface's MTU at the start.
+    /// from the requested one (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`). If none is requested for a backup,
+    /// any value matches, since it depends on the interface's MTU at the start.
     pub fn is_met_by(&self, running: &SyncDaemon) -> bool {
         let group = self.group.unwrap_or(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 81)));
         // IP and UDP headers.
-        let most = if group.is_ipv4() { u16::MAX.saturating_sub(28) } else { u16::MAX.saturating_sub(48) };
-        let least = if self.state == DaemonState::Backup { 1024 } else { 1 };
-        let max_length = self.max_length.filter(|length| *length != 0).map(|length| length.clamp(least, most));
+        let within = |packet: u16| packet.saturating_sub(if group.is_ipv4() { 28 } else { 48 });
+        let is_backup = self.state == DaemonState::Backup;
+        let least = if is_backup { 1024 } else { 1 };
+        let has_length = match self.max_length.filter(|length| *length != 0) {
+            Some(length) => running.max_length == Some(length.clamp(least, within(u16::MAX))),
+            // Kernels before 4.3 do not report it.
+            None => is_backup || running.max_length.is_none_or(|length| length == within(1500)),
+        };
         let or_default = |value: Option<u16>, default| value.filter(|value| *value != 0).unwrap_or(default);
         let ttl = |daemon: &SyncDaemon| or_default(daemon.ttl.map(u16::from), 1);
         (self.state, self.interface, self.sync_id) == (running.state, running.interface, running.sync_id)
             && running.group.is_none_or(|running| running == group)
             && or_default(self.port, 8848) == or_default(running.port, 8848)
             && ttl(self) == ttl(running)
-            && max_length.is_none_or(|length| running.max_length == Some(length))
+            && has_length
     }
 }
 

@@ -87,6 +87,9 @@ pub(crate) fn daemons(world: &dyn World) {
     ] {
         assert!(!other.is_met_by(&listed[0]), "{other:?}");
     }
+    // Only that of a backup depends on the interface.
+    assert!(!wanted(DaemonState::Master, 41).is_met_by(&filled(DaemonState::Master, 41, 512)));
+    assert!(wanted(DaemonState::Backup, 42).is_met_by(&filled(DaemonState::Backup, 42, 1472)));
     client.stop_daemon(DaemonState::Master).unwrap();
     assert_eq!(client.list_daemons().unwrap(), listed[1..]);
     client.stop_daemon(DaemonState::Backup).unwrap();
