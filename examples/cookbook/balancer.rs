@@ -64,7 +64,7 @@ fn balance(
 ) {
     let mut now = Ruleset::new();
     for entry in entries {
-        let is_up = |real: &&RealServer| up.get(&real.key).copied().unwrap_or(true);
+        let is_up = |real: &&RealServer| !is_checked(entry) || up.get(&real.key).copied().unwrap_or(true);
         let mut alive: Vec<RealServer> = entry.real_servers.iter().filter(is_up).copied().collect();
         if alive.is_empty() {
             alive.extend(sorry.map(RealServer::new));
@@ -87,9 +87,14 @@ fn balance(
     }
 }
 
-/// TCP real servers, and whether each accepts connections. UDP and SCTP real servers cannot be checked and count as up.
+/// UDP and SCTP real servers cannot be checked and count as up.
+fn is_checked(entry: &Entry) -> bool {
+    entry.virtual_server.key.protocol() == Some(Protocol::Tcp)
+}
+
+/// TCP real servers, and whether each accepts connections.
 fn check(rules: &Ruleset) -> BTreeMap<RealServerKey, bool> {
-    let tcp = rules.entries.iter().filter(|entry| entry.virtual_server.key.protocol() == Some(Protocol::Tcp));
+    let tcp = rules.entries.iter().filter(|entry| is_checked(entry));
     let keys: BTreeSet<RealServerKey> = tcp.flat_map(|entry| &entry.real_servers).map(|real| real.key).collect();
     thread::scope(|scope| {
         let ask = |key: RealServerKey| {

@@ -234,12 +234,12 @@ fn balancer_follows_its_file_and_the_checks() {
         let file = Folder::new();
         let both = "-A -t 192.0.2.1:80 -s rr\n-a -t 192.0.2.1:80 -r 10.1.0.2:8080 -m -w 2\n\
             -a -t 192.0.2.1:80 -r 10.1.0.3:8080 -m -w 1\n\
-            -A -u 192.0.2.1:53 -s rr\n-a -u 192.0.2.1:53 -r 10.1.0.2:53 -m -w 1\n";
+            -A -u 192.0.2.1:53 -s rr\n-a -u 192.0.2.1:53 -r 10.1.0.2:8080 -m -w 1\n";
         let path = file.put(both);
         let running = Running::start("balancer", &[&path, "10.1.0.9:80"]);
         let foreign = "-A -t 198.51.100.1:443 -s rr";
         let web = "-A -t 192.0.2.1:80 -s rr";
-        let dns = ["-A -u 192.0.2.1:53 -s rr", "-a -u 192.0.2.1:53 -r 10.1.0.2:53 -m -w 1"];
+        let dns = ["-A -u 192.0.2.1:53 -s rr", "-a -u 192.0.2.1:53 -r 10.1.0.2:8080 -m -w 1"];
         // No server answers TCP; UDP is not checked.
         running.until_ipvs(&[foreign, web, "-a -t 192.0.2.1:80 -r 10.1.0.9:80 -m -w 1", dns[0], dns[1]]);
         let server = serve(&there, "10.1.0.2:8080", "a");
