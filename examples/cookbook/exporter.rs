@@ -12,12 +12,13 @@ use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use examples::Failure;
 use ipvs::Client;
 use ipvs::model::{ObservedRealServer, Snapshot, Stats};
 
+/// How long a client may take to ask, and again to read the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest request that is read.
 const LONGEST: usize = 8 << 10;
@@ -60,11 +61,11 @@ fn run() -> Result<(), Failure> {
 }
 
 fn serve(mut client: TcpStream, ipvs: &mut Client) -> io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
     let mut request = Vec::new();
     let mut part = [0; 1024];
+    let start = Instant::now();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        client.set_read_timeout(Some(left(start)?))?;
         let length = client.read(&mut part)?;
         request.extend_from_slice(part.get(..length).unwrap_or_default());
         if length == 0 || request.len() > LONGEST {
@@ -83,8 +84,20 @@ fn serve(mut client: TcpStream, ipvs: &mut Client) -> io::Result<()> {
     let kind = "text/plain; version=0.0.4";
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-    client.write_all(head.as_bytes())?;
-    client.write_all(text.as_bytes())
+    let answer = head + &text;
+    let (mut rest, start) = (answer.as_bytes(), Instant::now());
+    while !rest.is_empty() {
+        client.set_write_timeout(Some(left(start)?))?;
+        let written = client.write(rest)?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// The patience that is left. The socket's own timeouts start again with each byte.
+fn left(start: Instant) -> io::Result<Duration> {
+    let left = PATIENCE.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
+    left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "too slow"))
 }
 
 fn page(snapshot: &Snapshot) -> String {

@@ -391,9 +391,17 @@ fn exporter_says_what_ipvsadm_says() {
             testkit::oracle::run("promtool", &["check", "metrics"], Some(page)).unwrap();
         }
         assert_eq!(get("/").status, 404);
-        // A silent client does not keep other clients away for long.
+        // A silent client, or one that is never done, does not keep other clients away for long.
         let _silent = TcpStream::connect(address).unwrap();
         assert_eq!(get("/metrics").status, 200);
+        let mut slow = TcpStream::connect(address).unwrap();
+        let sending = std::thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        assert_eq!(get("/metrics").status, 200);
+        sending.join().unwrap();
     });
 }
 
