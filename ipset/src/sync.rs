@@ -8,8 +8,8 @@ use crate::client::Client;
 use crate::cmd::entries::Operation;
 use crate::error::{Error, ErrorKind};
 use crate::model::{
-    Element, Entry, EntryOptions, Identity, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
-    Timeout,
+    Element, Entry, EntryOptions, Identity, ObservedSet, Position, SetFlags, SetName, SetSpec, SetType, SkbMark,
+    SkbPriority, Timeout,
 };
 use crate::precheck;
 use crate::write::{IfAbsent, IfPresent};
@@ -259,7 +259,7 @@ impl Difference<'_> {
 
 impl Target {
     fn new(set: &SetSpec, expanded: Vec<Entry>) -> Self {
-        let entries = last_of_each(set.set_type, expanded);
+        let entries = arranged(last_of_each(set.set_type, expanded));
         let mut spec = set.clone();
         let wanted = u32::try_from(entries.len()).unwrap_or(u32::MAX);
         if spec.set_type.is_hash() && wanted > spec.options.maxelem.unwrap_or(DEFAULT_MAXELEM) {
@@ -391,6 +391,30 @@ fn last_of_each(set_type: SetType, entries: Vec<Entry>) -> Vec<Entry> {
         }
     }
     kept.into_iter().cloned().collect()
+}
+
+/// Members of a list at the places that their positions name, which the kernel does not report.
+fn arranged(entries: Vec<Entry>) -> Vec<Entry> {
+    if entries.iter().all(|entry| entry.options.position.is_none()) {
+        return entries;
+    }
+    let mut members: Vec<Entry> = Vec::with_capacity(entries.len());
+    for mut entry in entries {
+        let find = |name: &SetName| {
+            members.iter().position(|member| matches!(&member.element, Element::Set(found) if found == name))
+        };
+        let place = match &entry.options.position {
+            Some(Position::Before(name)) => find(name),
+            Some(Position::After(name)) => find(name).map(|place| place.saturating_add(1)),
+            None => Some(members.len()),
+        };
+        if place.is_some() {
+            entry.options.position = None;
+        }
+        // The kernel judges a place at a member that is not there.
+        members.insert(place.unwrap_or(members.len()), entry);
+    }
+    members
 }
 
 /// Whether the timeout must be written. An entry without one must stay, with at least the set's `default`.

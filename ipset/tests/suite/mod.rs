@@ -708,6 +708,14 @@ pub(crate) fn sync_orders_lists(client: &mut Client) {
     assert!(report.swapped, "{report:?}");
     assert_eq!(order(client), "c a");
     assert!(!client.sync(&list, &entries(&list, &["c", "a"])).unwrap().is_changed());
+    // The kernel does not report positions.
+    let placed = entries(&list, &["a", "c before a", "b after c"]);
+    client.sync(&list, &placed).unwrap();
+    assert_eq!(order(client), "c b a");
+    assert!(!client.sync(&list, &placed).unwrap().is_changed());
+    let nowhere = client.sync(&list, &entries(&list, &["a before b", "c"])).unwrap_err();
+    assert_eq!(*nowhere.kind(), ErrorKind::PositionMissing, "{nowhere}");
+    assert_eq!(order(client), "c b a");
 }
 
 pub(crate) fn sync_takes_the_last_of_two_spellings(client: &mut Client) {
