@@ -71,7 +71,7 @@ pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
         let reason = "userspace mode serves only while the program runs: omit --once";
         return Err(Stopped::bad_input(Problem::new("", reason)));
     }
-    privileges::require()?;
+    privileges::NET_ADMIN.require()?;
     let _lock = Lock::take()?;
     // The mode decides which objects of the cluster are read.
     let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process).await?;
@@ -177,7 +177,7 @@ pub(crate) fn print_report(report: &Report) {
 /// host's addresses would get. With `detailed`, the exit code tells whether anything would change.
 pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Result<ExitCode, Stopped> {
     // Without privilege nothing can be read from this kernel.
-    privileges::require()?;
+    privileges::NET_ADMIN.require()?;
     let mut asked = configured.clone();
     asked.no_fallback |= configured.settings.asked != RequestedMode::Auto;
     let chosen = choose(&asked, Preparing::Nothing, |_mode| true).await;
@@ -268,8 +268,8 @@ fn plan_json(
 
 /// Removes all objects of this program and of a kube-proxy, except those of a kube-proxy that serves in mode `kept`.
 pub fn clean(configured: &Configured, kept: Option<Kind>) -> Result<ExitCode, Stopped> {
-    privileges::require()?;
-    privileges::require_rules()?;
+    privileges::NET_ADMIN.require()?;
+    privileges::NET_RAW.require()?;
     let _lock = Lock::take()?;
     let mut kernel = kernel::open()?;
     let (config, mut ports) = (&configured.settings.core, kernel.ports());

@@ -71,7 +71,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     // First of all, so that a signal during the start gets the right exit code.
     let mut signals =
         Signals::listen().map_err(|error| Problem::new("", format!("signals cannot be handled ({error})")))?;
-    privileges::require()?;
+    privileges::NET_ADMIN.require()?;
     let (_lock, api) = (Lock::take()?, start_api()?);
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
     let (source, messages, inbox) = begin(configured, api)?;

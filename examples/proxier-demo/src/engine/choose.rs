@@ -79,7 +79,7 @@ pub(crate) async fn choose(
     preparing: Preparing,
     serves: impl Fn(Kind) -> bool,
 ) -> Result<ChosenMode, Vec<Problem>> {
-    privileges::require()?;
+    privileges::NET_ADMIN.require()?;
     let asked = configured.settings.asked;
     let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
@@ -94,7 +94,7 @@ pub(crate) async fn choose(
     let needs_no_rules =
         matches!(asked, RequestedMode::Mode(mode) if !mode.needs_rule_programs(&configured.settings.core));
     if !needs_no_rules {
-        privileges::require_rules()?;
+        privileges::NET_RAW.require()?;
     }
     let may_fall_back = !configured.no_fallback;
     // What it knows by now, such as the programs of iptables and their rules, need not be found out again.

@@ -12,7 +12,7 @@ const MOUNTED: &str = "/host/proc/sys";
 
 /// Opens the kernel for writing.
 pub(crate) fn open() -> Result<KernelPorts, Problem> {
-    privileges::require()?;
+    privileges::NET_ADMIN.require()?;
     open_to_look()
 }
 

@@ -9,7 +9,7 @@ mod modules;
 pub(crate) mod monitors;
 pub mod needs;
 pub(crate) mod neighbours;
-pub mod privileges;
+pub(crate) mod privileges;
 pub(crate) mod signals;
 mod sockets;
 mod timed;
@@ -103,7 +103,7 @@ impl Engine {
     ) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         if settings.mode.needs_rule_programs(&settings.core) {
-            privileges::require_rules()?;
+            privileges::NET_RAW.require()?;
         }
         let is_ipvs = settings.mode.facts().has_virtual_servers;
         let modules = if is_ipvs { check_modules(settings) } else { None };

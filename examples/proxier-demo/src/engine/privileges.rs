@@ -3,26 +3,20 @@
 use crate::problem::Problem;
 
 /// A capability by name and number (`linux/capability.h`), and what needs it.
-struct Capability(&'static str, u8, &'static str);
+pub(crate) struct Capability(&'static str, u8, &'static str);
 
-const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12, "IPVS, sets, rules and addresses need");
-/// iptables asks the kernel about sets through a raw socket; the legacy one also reads its tables through one.
-const NET_RAW: Capability = Capability("CAP_NET_RAW", 13, "iptables needs for rules that ask sets");
+/// Every mode needs it.
+pub(crate) const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12, "IPVS, sets, rules and addresses need");
+/// For listing and writing rules: iptables asks the kernel about sets through a raw socket; the legacy one also reads
+/// its tables through one.
+pub(crate) const NET_RAW: Capability = Capability("CAP_NET_RAW", 13, "iptables needs for rules that ask sets");
 
-/// Checks that this process has the capability that every mode needs.
-pub fn require() -> Result<(), Problem> {
-    require_one(&NET_ADMIN)
-}
-
-/// Checks that this process also has the capability for listing and writing rules.
-pub fn require_rules() -> Result<(), Problem> {
-    require_one(&NET_RAW)
-}
-
-/// Checks that this process, and the programs that it starts, have this capability.
-fn require_one(capability: &Capability) -> Result<(), Problem> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    lacks(&status, capability).map_or(Ok(()), |reason| Err(Problem::new("", reason)))
+impl Capability {
+    /// Checks that this process, and the programs that it starts, have this capability.
+    pub(crate) fn require(&self) -> Result<(), Problem> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        lacks(&status, self).map_or(Ok(()), |reason| Err(Problem::new("", reason)))
+    }
 }
 
 /// Why a capability is missing according to a `/proc/PID/status`, and how to get it; `None` if it is there, or if that is
