@@ -6,16 +6,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Limited};
+use http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
-use kube::client::Body;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::sources::cluster::{Connection, Session, uid_of};
+use crate::sources::cluster::{Connection, Failure, FailureKind, Session, post, uid_of};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
@@ -68,8 +66,6 @@ const NOTE: usize = 1024;
 /// Longest name of an object, and longest text about who sends an Event, in bytes.
 const NAME: usize = 253;
 const SENDER: usize = 128;
-/// Longest body of a failure.
-const FAILURE: usize = 64 << 10;
 /// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The first pause after a failure; doubles each time.
@@ -131,45 +127,26 @@ impl Sender {
         let start = Instant::now();
         let mut pause = FIRST_PAUSE;
         let mut before = None;
-        loop {
-            let outcome = self.send(report, told, before.as_ref()).await;
-            let failure = match &outcome {
-                Ok(status) if status.is_success() => return,
-                Ok(StatusCode::UNAUTHORIZED) => "the API server does not accept the credentials".to_owned(),
-                Ok(StatusCode::FORBIDDEN) => {
-                    if !std::mem::replace(&mut self.forbidden, true) {
-                        tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
-                    }
-                    return;
-                }
-                Ok(status) if status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS => {
-                    status.to_string()
-                }
-                Ok(status) => {
-                    tracing::debug!("an Event was refused: {status}");
-                    return;
-                }
-                Err(reason) => reason.clone(),
-            };
-            if start.elapsed() > AGAIN {
-                tracing::debug!("an Event was not sent: {failure}");
+        while let Err(failure) = self.send(report, told, before.as_ref()).await {
+            let may_pass = failure.code.is_none_or(|code| {
+                code.is_server_error() || [StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS].contains(&code)
+            });
+            if failure.kind == FailureKind::Forbidden && !std::mem::replace(&mut self.forbidden, true) {
+                tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
+            }
+            if !may_pass || start.elapsed() > AGAIN {
+                tracing::debug!("an Event was not sent: {}", failure.message);
                 return;
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            before = Some(outcome);
+            before = Some(failure);
         }
     }
 
-    /// `before`: the outcome of the previous attempt, if this is not the first. Returns `CONFLICT` for a namespace that
-    /// is being deleted, which has nothing to do with permissions.
-    async fn send(
-        &self,
-        report: &Report,
-        told: SystemTime,
-        before: Option<&Result<StatusCode, String>>,
-    ) -> Result<StatusCode, String> {
-        let current = self.session.current().await.map_err(|problem| problem.to_string())?;
+    /// `before`: why the previous attempt failed, if this is not the first.
+    async fn send(&self, report: &Report, told: SystemTime, before: Option<&Failure>) -> Result<(), Failure> {
+        let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
         let mut event = event(report, &self.node_name, told);
         if let Regarding::Service(key) = &report.regarding
             && let Some(uid) = uid_of(key, &current, PATIENCE).await
@@ -177,32 +154,13 @@ impl Sender {
             event["regarding"]["uid"] = uid.into();
         }
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
-        let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Body::from(event.to_string().into_bytes()))
-            .map_err(|error| error.to_string())?;
-        if let Some(before) = before {
-            current.sends_again(request.method(), before.as_ref().ok().copied());
-        }
-        let answer = current.send(request, PATIENCE).await;
-        let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
-        let answer = answer.map_err(|error| error.to_string())?;
-        let status = answer.status();
-        if status == StatusCode::FORBIDDEN && is_of_ending_namespace(answer.into_body()).await {
-            return Ok(StatusCode::CONFLICT);
-        }
-        if status == StatusCode::UNAUTHORIZED {
+        let target = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+        let outcome = post(&current, &target, &event, before, PATIENCE).await;
+        if outcome.as_ref().is_err_and(|failure| failure.kind == FailureKind::Unauthorized) {
             self.session.judge(&current, false).await;
         }
-        Ok(status)
+        outcome
     }
-}
-
-/// Whether the server refused a new object because its namespace is being deleted.
-async fn is_of_ending_namespace(body: Body) -> bool {
-    let body = tokio::time::timeout(PATIENCE, Limited::new(body, FAILURE).collect()).await;
-    let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
-    body.is_some_and(|body| String::from_utf8_lossy(&body).contains("NamespaceTerminating"))
 }
 
 /// The object in the form of `events.k8s.io/v1`.

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Method, Request, Response, StatusCode, header};
+use http::request::Builder;
+use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use kube::client::Body;
@@ -13,7 +14,6 @@ use kube::{Client, Config};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use tokio::time::error::Elapsed;
 
 use super::encoding::Encoding;
 use super::{credentials, kubeconfig, protobuf, requests};
@@ -119,28 +119,6 @@ pub(crate) struct Current {
     host: Arc<str>,
 }
 
-impl Current {
-    /// Sends a request, waits for the head of the answer, and counts both.
-    /// Errors: `Elapsed`: no answer in time. Otherwise the connection could not be made, or broke.
-    pub(crate) async fn send(
-        &self,
-        request: Request<Body>,
-        patience: Duration,
-    ) -> Result<Result<Response<Body>, kube::Error>, Elapsed> {
-        let (method, start) = (request.method().clone(), Instant::now());
-        let size = request.body().size_hint().exact();
-        let answer = tokio::time::timeout(patience, self.client.send(request)).await;
-        let status = answer.as_ref().ok().and_then(|answer| Some(answer.as_ref().ok()?.status()));
-        requests::count(&self.host, &method, size, status, start.elapsed());
-        answer
-    }
-
-    /// Counts a request that is sent again after this outcome; `None`: no answer.
-    pub(crate) fn sends_again(&self, method: &Method, status: Option<StatusCode>) {
-        requests::again(&self.host, method, status);
-    }
-}
-
 /// The client of a connection. It is replaced when one of its files has changed, when its credentials expire, and after
 /// a rejection. It is kept if it cannot be replaced.
 pub(crate) struct Session {
@@ -206,7 +184,7 @@ impl Session {
 
 /// The kind of a failed request, by what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailureKind {
+pub(crate) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
     Expired,
     /// The version is newer than the server's: list the current objects.
@@ -219,6 +197,8 @@ pub(super) enum FailureKind {
     Missing,
     /// The account lacks a permission that an administrator must grant.
     Forbidden,
+    /// The namespace is being deleted, and takes nothing new.
+    Ending,
     /// The answer is too large: ask for less.
     TooLarge,
     /// The connection could not be made, or broke.
@@ -234,10 +214,12 @@ pub(super) enum FailureKind {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) kind: FailureKind,
-    pub(super) message: String,
+pub(crate) struct Failure {
+    pub(crate) kind: FailureKind,
+    pub(crate) message: String,
     pub(super) retry_after: Option<Duration>,
+    /// Status of the answer; `None`: there was none.
+    pub(crate) code: Option<StatusCode>,
 }
 
 impl From<Closed> for Failure {
@@ -270,8 +252,8 @@ fn plain(error: &dyn std::error::Error) -> String {
 }
 
 impl Failure {
-    pub(super) fn other(message: impl Into<String>) -> Self {
-        Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
+    pub(crate) fn other(message: impl Into<String>) -> Self {
+        Failure { kind: FailureKind::Other, message: message.into(), retry_after: None, code: None }
     }
 
     /// An answer of which more than these bytes would have to be kept.
@@ -294,28 +276,30 @@ impl Failure {
     /// The failure of an answer with this code and [`STATUS`](protobuf::STATUS).
     pub(super) fn of_status(code: u16, status: &Value) -> Self {
         let text = |name: &str| status[name].as_str().unwrap_or_default();
-        let mut causes = status["details"]["causes"].as_array().into_iter().flatten();
+        let causes = status["details"]["causes"].as_array();
+        let is_because_of = |reason: &str| causes.into_iter().flatten().any(|cause| cause["reason"] == reason);
         let kind = match code {
             400 | 422 => FailureKind::Invalid,
             401 => FailureKind::Unauthorized,
+            403 if is_because_of("NamespaceTerminating") => FailureKind::Ending,
             403 => FailureKind::Forbidden,
             404 => FailureKind::Missing,
             410 => FailureKind::Expired,
-            504 if causes.any(|cause| cause["reason"] == "ResourceVersionTooLarge") => FailureKind::TooNew,
+            504 if is_because_of("ResourceVersionTooLarge") => FailureKind::TooNew,
             // The server's reason for a version that it has not seen yet, or no longer keeps.
             _ if matches!(text("reason"), "Expired" | "Gone") => FailureKind::Expired,
             _ => FailureKind::Other,
         };
+        let status_code = StatusCode::from_u16(code).ok();
         let said = match text("message") {
-            "" => {
-                StatusCode::from_u16(code).ok().and_then(|code| code.canonical_reason()).unwrap_or("without a message")
-            }
+            "" => status_code.and_then(|code| code.canonical_reason()).unwrap_or("without a message"),
             said => said,
         };
         Failure {
             kind,
             message: format!("HTTP {code}: {}", OneLine(said)),
             retry_after: status["details"]["retryAfterSeconds"].as_u64().map(Duration::from_secs),
+            code: status_code,
         }
     }
 }
@@ -326,6 +310,7 @@ pub(super) struct Answer {
     pub(super) encoding: Encoding,
     patience: Duration,
     host: Arc<str>,
+    method: Method,
     begun: Instant,
     /// Bytes received so far.
     length: u64,
@@ -341,12 +326,32 @@ const FAILURE_BYTES: usize = 64 * 1024;
 const SERVICE_BYTES: usize = 4 << 20;
 
 pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
-    let request = Request::get(target)
-        .header(header::ACCEPT, accepts)
-        .header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION")))
-        .body(Body::empty())
-        .map_err(|error| Failure::other(error.to_string()))?;
-    let answer = current.send(request, patience).await;
+    send(current, Request::get(target).header(header::ACCEPT, accepts), Body::empty(), patience).await
+}
+
+/// Creates an object. `before`: why the previous attempt failed, if this is not the first.
+pub(crate) async fn post(
+    current: &Current,
+    target: &str,
+    object: &Value,
+    before: Option<&Failure>,
+    patience: Duration,
+) -> Result<(), Failure> {
+    if let Some(before) = before {
+        requests::again(&current.host, &Method::POST, before.code);
+    }
+    let request = Request::post(target).header(header::CONTENT_TYPE, Encoding::Json.media_type());
+    send(current, request, Body::from(object.to_string().into_bytes()), patience).await.map(drop)
+}
+
+/// Sends a request, waits for the head of the answer, and counts both.
+async fn send(current: &Current, request: Builder, body: Body, patience: Duration) -> Result<Answer, Failure> {
+    let request = request.header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION"))).body(body);
+    let request = request.map_err(|error| Failure::other(error.to_string()))?;
+    let (method, begun, size) = (request.method().clone(), Instant::now(), request.body().size_hint().exact());
+    let answer = tokio::time::timeout(patience, current.client.send(request)).await;
+    let status = answer.as_ref().ok().and_then(|answer| Some(answer.as_ref().ok()?.status()));
+    requests::count(&current.host, &method, size, status, begun.elapsed());
     let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
     let answer = answer.map_err(|error| Failure::unreachable(&error))?;
     let code = answer.status();
@@ -356,8 +361,8 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
         (retry_after, Encoding::of_answer(text_of(header::CONTENT_TYPE)))
     };
     let (body, host) = (answer.into_body(), current.host.clone());
-    let mut answer = Answer { body, encoding, patience, host, begun: Instant::now(), length: 0 };
-    if code == StatusCode::OK {
+    let mut answer = Answer { body, encoding, patience, host, method, begun: Instant::now(), length: 0 };
+    if code.is_success() {
         return Ok(answer);
     }
     let body = answer.read_body(FAILURE_BYTES).await.unwrap_or_default();
@@ -407,7 +412,7 @@ impl Answer {
         let piece = self.piece(self.patience).await?;
         let time = self.begun.elapsed();
         if piece.is_none() {
-            requests::received(&self.host, &Method::GET, self.length);
+            requests::received(&self.host, &self.method, self.length);
         } else if time > self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED)) {
             let time = time.as_secs_f32();
             return Err(Failure::other(format!("the answer comes too slowly: {} bytes in {time:.1} s", self.length)));

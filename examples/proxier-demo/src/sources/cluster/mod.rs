@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub(crate) use self::client::{Session, uid_of};
+pub(crate) use self::client::{Failure, FailureKind, Session, post, uid_of};
 use self::objects::{CidrVersion, Resource};
 pub(crate) use self::objects::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use self::watch::Watcher;
