@@ -1,7 +1,7 @@
 //! `run --once`, `plan` and `cleanup`, which do their work once and end.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proxier_core::engine::{Reconciler, Removal};
 use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
@@ -47,20 +47,13 @@ async fn read(configured: &Configured) -> Result<(Snapshot, Vec<Problem>), Stopp
     Ok((snapshot, unreadable))
 }
 
-pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
-    engine.take_host_as_it_is();
-    for change in initial_list::changes(snapshot) {
-        engine.apply_change(change, Instant::now());
-    }
-}
-
 /// The engine of the chosen mode with the initial list. Says why that mode was chosen.
 fn chosen_engine(chosen: ChosenMode, snapshot: Snapshot) -> Engine {
     chosen.reason().iter().for_each(say);
     let ChosenMode { mut engine, notes, rules, .. } = chosen;
     rules.iter().for_each(say);
     notes.iter().for_each(say);
-    feed(&mut engine, snapshot);
+    engine.feed(snapshot);
     engine
 }
 
@@ -204,7 +197,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Re
     let host = kernel::open_to_look()?.ports().links.addresses()?;
     host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
     let mut engine = Engine::in_memory(configured, empty);
-    feed(&mut engine, snapshot);
+    engine.feed(snapshot);
     Ok(preview(&mut engine, &unreadable, (output, detailed)))
 }
 

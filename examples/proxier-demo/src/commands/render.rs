@@ -16,7 +16,7 @@ use proxier_core::sketch::{KernelState, Sketch};
 use serde_json::{Value, json};
 
 use crate::commands::mentions;
-use crate::commands::once::{exit_code, feed, input, print_report};
+use crate::commands::once::{exit_code, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
 use crate::message::change::Snapshot;
 use crate::output::{Output, lines, say};
@@ -70,7 +70,7 @@ pub(crate) fn simulate(
     kernel.set_interface(DEVICE, &addresses);
     let before = kernel.state();
     let mut engine = Engine::in_memory(configured, kernel);
-    feed(&mut engine, snapshot);
+    engine.feed(snapshot);
     let report = engine.pass().ok_or_else(|| Problem::new("", "nothing was done"))?;
     Ok(Simulated { engine, addresses, before, report })
 }

@@ -38,10 +38,11 @@ use crate::engine::choose::Preparing;
 use crate::engine::needs::{Findings, Tried};
 use crate::engine::neighbours::Neighbours;
 use crate::engine::timed::TimedPorts;
-use crate::message::change::{Change, Unreadable};
+use crate::message::change::{Change, Snapshot, Unreadable};
 use crate::problem::Problem;
 use crate::settings::Settings;
 use crate::settings::cli::{Configured, Source};
+use crate::sources::initial_list;
 
 pub trait Kernel: Send + 'static {
     fn ports(&mut self) -> Ports<'_>;
@@ -254,9 +255,12 @@ impl<K: Kernel> Engine<K> {
         std::mem::take(&mut self.took_for_flows)
     }
 
-    /// Gives up lost addresses at once: this process ends before one could return.
-    pub fn take_host_as_it_is(&mut self) {
+    /// Takes an initial list. Gives up lost addresses at once: this process ends before one could return.
+    pub(crate) fn feed(&mut self, snapshot: Snapshot) {
         self.proxier.set_address_grace(Duration::ZERO);
+        for change in initial_list::changes(snapshot) {
+            self.apply_change(change, Instant::now());
+        }
     }
 
     /// Removes the traces of an earlier process in userspace mode, which no longer serve anybody.
