@@ -81,7 +81,7 @@ impl Drains {
         desired: &Desired,
         unwritten: &BTreeSet<Family>,
         now: Moment,
-        conntrack: &mut dyn Conntrack,
+        conntrack: (&mut dyn Conntrack, &dyn Fn() -> Moment),
         applied: &mut Applied,
     ) {
         let mut due = self.due(desired, now);

@@ -236,10 +236,11 @@ impl Reconciler {
         let (wait, forget): (UdpServices, UdpServices) =
             plan.forget.into_iter().partition(|(place, _)| outcome.unwritten.contains(&Family::of(place.ip())));
         let lack = (!facts.is_process).then_some(flows::STAY);
-        let is_done = forget.is_empty() || flows::forget(Protocol::Udp, &forget, lack, ports.conntrack, &mut applied);
+        let is_done =
+            forget.is_empty() || flows::forget(Protocol::Udp, &forget, lack, (ports.conntrack, clock), &mut applied);
         self.flows.unforgotten = wait.into_keys().chain(forget.into_keys().filter(|_| !is_done)).collect();
         if let Some(drains) = &mut self.add_ons.drains {
-            drains.cut(desired, &outcome.unwritten, now, ports.conntrack, &mut applied);
+            drains.cut(desired, &outcome.unwritten, now, (ports.conntrack, clock), &mut applied);
         }
         applied.count(Part::Flows, Action::Delete, applied.flows.total());
         self.backlog.note_failed(report.full, applied.failures.iter().map(|failure| &failure.step));

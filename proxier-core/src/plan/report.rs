@@ -119,6 +119,8 @@ pub struct Applied {
     pub lacks: Vec<Lack>,
     /// UDP flows that were forgotten, and TCP connections that were cut.
     pub flows: Flows,
+    /// How long each search for them took, by family, including failed ones.
+    pub took_for_flows: Vec<(Family, Duration)>,
     /// Families whose rules were restored.
     pub(crate) restored: Vec<Family>,
     /// Failed writes of only the changes to iptables rules. The rules are read before the next write.
@@ -146,6 +148,7 @@ impl Applied {
         self.lacks.extend(before.lacks);
         self.restored.extend(before.restored);
         self.flows.add(before.flows);
+        self.took_for_flows.extend(before.took_for_flows);
         self.partial_restore_failures.add(before.partial_restore_failures);
     }
 

@@ -12,7 +12,6 @@ pub(crate) mod neighbours;
 pub(crate) mod privileges;
 pub(crate) mod signals;
 mod sockets;
-mod timed;
 pub(crate) mod userspace;
 pub(crate) mod view;
 pub(crate) mod worker;
@@ -37,7 +36,6 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use crate::engine::choose::Preparing;
 use crate::engine::needs::{Findings, Tried};
 use crate::engine::neighbours::Neighbours;
-use crate::engine::timed::TimedPorts;
 use crate::message::change::{Change, Snapshot, Unreadable};
 use crate::problem::Problem;
 use crate::settings::Settings;
@@ -72,7 +70,6 @@ pub struct Engine<K = KernelPorts> {
     origin: Instant,
     /// The networks of cluster IPs announced by the cluster, by ServiceCIDR.
     service_cidrs: BTreeMap<String, Vec<Network>>,
-    took_for_flows: Vec<(Family, Duration)>,
     /// Times since which objects cannot be read; those that can again are forgotten after a pass.
     unreadable_since: BTreeMap<(ObjectKind, ObjectKey), Duration>,
 }
@@ -170,7 +167,6 @@ impl<K: Kernel> Engine<K> {
             kernel,
             origin: Instant::now(),
             service_cidrs: BTreeMap::new(),
-            took_for_flows: Vec::new(),
             unreadable_since: BTreeMap::new(),
         }
     }
@@ -239,20 +235,12 @@ impl<K: Kernel> Engine<K> {
     /// Runs the pass that would be due after `ahead`, if any.
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
-        let mut ports = self.kernel.ports();
-        let mut timed = TimedPorts { conntrack: ports.conntrack, took: &mut self.took_for_flows };
-        ports.conntrack = &mut timed;
-        let report = self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports);
+        let report = self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports());
         if !self.unreadable_since.is_empty() {
             let now: BTreeSet<_> = self.proxier.store().unreadable().map(|(kind, key, _)| (kind, key)).collect();
             self.unreadable_since.retain(|(kind, key), _| now.contains(&(*kind, key)));
         }
         report
-    }
-
-    /// The time taken to forget flows in the passes since the last call, by family.
-    pub(crate) fn took_for_flows(&mut self) -> Vec<(Family, Duration)> {
-        std::mem::take(&mut self.took_for_flows)
     }
 
     /// Takes an initial list. Gives up lost addresses at once: this process ends before one could return.

@@ -23,6 +23,7 @@ use crate::plan::report::{Applied, Lack};
 use crate::plan::step::Names;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::{Frontend, Roles};
+use crate::time::Moment;
 
 /// The consequence if this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
@@ -110,12 +111,15 @@ pub(crate) fn forget(
     protocol: Protocol,
     flows: &UdpServices,
     lack: Option<&str>,
-    conntrack: &mut dyn Conntrack,
+    (conntrack, clock): (&mut dyn Conntrack, &dyn Fn() -> Moment),
     applied: &mut Applied,
 ) -> bool {
     let mut is_done = true;
     for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
-        match conntrack.forget_flows(protocol, family, flows) {
+        let start = clock();
+        let outcome = conntrack.forget_flows(protocol, family, flows);
+        applied.took_for_flows.push((family, clock().saturating_sub(start)));
+        match outcome {
             Ok(forgotten) => {
                 let all = applied.flows.of_mut(family);
                 *all = all.saturating_add(forgotten);

@@ -380,7 +380,6 @@ impl Worker {
         }
         // A node that keeps more than is desired still serves, so load balancers must not leave it.
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
-        let took_for_flows = engine.took_for_flows();
         let fast_path = if report.full { engine.fast_path_connections() } else { None };
         let (proxier, lacks) = (&engine.proxier, self.lacks.len());
         self.health.metrics(|metrics: &mut Metrics| {
@@ -389,8 +388,8 @@ impl Worker {
             for (family, duration) in programmed {
                 metrics.took.network_programming.of_mut(family).observe(duration);
             }
-            for (family, duration) in took_for_flows {
-                metrics.took.conntrack_sync.of_mut(family).observe(duration);
+            for (family, duration) in &report.applied.took_for_flows {
+                metrics.took.conntrack_sync.of_mut(*family).observe(*duration);
             }
             // The pass has handled them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
