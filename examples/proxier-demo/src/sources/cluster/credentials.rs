@@ -3,18 +3,19 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::pin::pin;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::jiff::Timestamp;
 use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use serde_saphyr::options::DuplicateKeyPolicy;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::time::timeout;
 
 use super::requests;
 use crate::yaml;
@@ -62,11 +63,10 @@ pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, Strin
     }
     user.token = None;
     let Some(exec) = user.exec.take() else { return Ok(None) };
-    let name = exec.command.clone().unwrap_or_default();
-    let given = tokio::task::spawn_blocking(move || started(&exec)).await;
-    let given = given
-        .map_err(|error| error.to_string())?
-        .map_err(|reason| format!("the program {name:?} that gets credentials (exec in the kubeconfig) {reason}"))?;
+    let given = started(&exec).await.map_err(|reason| {
+        let name = exec.command.unwrap_or_default();
+        format!("the program {name:?} that gets credentials (exec in the kubeconfig) {reason}")
+    })?;
     user.token = given.token.map(Into::into);
     if let Some((certificate, key)) = given.identity {
         user.client_certificate_data = base64(certificate);
@@ -116,7 +116,7 @@ struct ExecCredentials {
 }
 
 /// Starts the program of a kubeconfig and reads its output.
-fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
+async fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
     use std::io::IsTerminal as _;
     let mut command = Command::new(exec.command.as_ref().ok_or("has no command")?);
     command.args(exec.args.iter().flatten());
@@ -138,90 +138,59 @@ fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
     command.env("KUBERNETES_EXEC_INFO", info.to_string());
     let printed = if is_interactive {
         command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
-        output(command, PATIENCE_OF_PERSONS)?
+        output(command, PATIENCE_OF_PERSONS).await?
     } else {
         command.stdin(Stdio::null()).stderr(Stdio::piped());
-        output(command, PATIENCE)?
+        output(command, PATIENCE).await?
     };
     given(&printed, Timestamp::now())
 }
 
 /// Output of a program until it ends. Does not wait for children that it leaves behind with its standard output.
-fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| {
+async fn output(command: Command, patience: Duration) -> Result<Vec<u8>, String> {
+    let mut command = tokio::process::Command::from(command);
+    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().map_err(|error| {
         requests::program(1, "plugin_not_found_error");
         format!("cannot be started: {error}")
     })?;
     let (mut printed, mut said) = (Vec::new(), Vec::new());
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
-    let begun = Instant::now();
-    let mut ended: Option<ExitStatus> = None;
+    let mut late = pin!(tokio::time::sleep(patience));
     let failure = loop {
-        // An ended program's output is available at once.
-        let wait = if ended.is_some() { PollTimeout::ZERO } else { PollTimeout::from(20_u8) };
-        let are_readable = match readable([out.as_ref().map(AsFd::as_fd), err.as_ref().map(AsFd::as_fd)], wait) {
-            Ok(are_readable) => are_readable,
-            Err(error) => break format!("cannot be read from: {error}"),
-        };
-        let [has_printed, has_said] = are_readable;
-        if has_printed && !more(&mut out, &mut printed) {
-            out = None;
+        tokio::select! {
+            biased;
+            () = &mut late => break format!("failed: it has not ended after {} s", patience.as_secs()),
+            // An ended program's output is available at once.
+            () = read_more(&mut out, &mut printed) => {}
+            ended = child.wait() => match ended {
+                Ok(status) if status.success() => {
+                    requests::program(0, "no_error");
+                    return Ok(printed);
+                }
+                Ok(status) => {
+                    requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
+                    while said.len() < SAID && timeout(Duration::ZERO, read_more(&mut err, &mut said)).await.is_ok() {}
+                    let said = String::from_utf8_lossy(&said);
+                    let said = if said.trim().is_empty() { "it prints no error" } else { said.trim() };
+                    return Err(format!("failed: {status}: {said}"));
+                }
+                Err(error) => break format!("is lost: {error}"),
+            },
+            () = read_more(&mut err, &mut said) => said.truncate(SAID),
         }
-        if has_said && !more(&mut err, &mut said) {
-            err = None;
-        }
-        said.truncate(SAID);
         if printed.len() > BYTES {
             break format!("failed: it prints more than {BYTES} bytes");
         }
-        if let (Some(status), false) = (ended, has_printed) {
-            if status.success() {
-                requests::program(0, "no_error");
-                return Ok(printed);
-            }
-            requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
-            let said = String::from_utf8_lossy(&said).trim().to_owned();
-            let said = if said.is_empty() { "it prints no error".to_owned() } else { said };
-            return Err(format!("failed: {status}: {said}"));
-        }
-        if begun.elapsed() > patience {
-            break format!("failed: it has not ended after {} s", patience.as_secs());
-        }
-        if ended.is_none() {
-            match child.try_wait() {
-                Ok(status) => ended = status,
-                Err(error) => break format!("is lost: {error}"),
-            }
-        }
     };
-    let _has_ended_already = child.kill();
-    let _waited_already = child.wait();
     requests::program(1, "client_internal_error");
     Err(failure)
 }
 
-/// Returns for each descriptor whether it is readable or has ended.
-fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[bool; 2]> {
-    let mut asked: Vec<PollFd<'_>> = of.iter().flatten().map(|of| PollFd::new(*of, PollFlags::POLLIN)).collect();
-    match poll(&mut asked, wait) {
-        Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-        Err(error) => return Err(error),
-    }
-    let mut answers = asked.iter().map(|asked| asked.any().unwrap_or(false));
-    Ok(of.map(|of| of.is_some() && answers.next().unwrap_or(false)))
-}
-
-/// Reads available bytes. Returns whether there may be more.
-fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
-    let mut buffer = [0; 16 << 10];
-    let Some(from) = from else { return false };
-    match from.read(&mut buffer) {
-        Ok(0) => false,
-        Ok(length) => {
-            into.extend_from_slice(buffer.get(..length).unwrap_or_default());
-            true
-        }
-        Err(error) => error.kind() == std::io::ErrorKind::Interrupted,
+/// Reads available bytes, or notes that there will be no more.
+async fn read_more(from: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
+    let Some(open) = from else { return std::future::pending().await };
+    if !open.read_buf(into).await.is_ok_and(|length| length > 0) {
+        *from = None;
     }
 }
 
@@ -280,23 +249,23 @@ mod tests {
         command
     }
 
-    #[test]
-    fn programs_have_limits_of_output_and_time() {
+    #[tokio::test]
+    async fn programs_have_limits_of_output_and_time() {
         let begun = Instant::now();
         let short = Duration::from_secs(20);
-        assert_eq!(output(sh("echo a; echo b >&2; echo c"), short).unwrap(), b"a\nc\n");
-        assert_eq!(output(sh("echo no >&2; exit 7"), short).unwrap_err(), "failed: exit status: 7: no");
-        assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it prints no error");
-        assert_eq!(output(sh("exec yes"), short).unwrap_err(), "failed: it prints more than 1048576 bytes");
-        assert_eq!(output(sh("yes >&2 & echo a"), short).unwrap(), b"a\n");
+        assert_eq!(output(sh("echo a; echo b >&2; echo c"), short).await.unwrap(), b"a\nc\n");
+        assert_eq!(output(sh("echo no >&2; exit 7"), short).await.unwrap_err(), "failed: exit status: 7: no");
+        assert_eq!(output(sh("exit 7"), short).await.unwrap_err(), "failed: exit status: 7: it prints no error");
+        assert_eq!(output(sh("exec yes"), short).await.unwrap_err(), "failed: it prints more than 1048576 bytes");
+        assert_eq!(output(sh("yes >&2 & echo a"), short).await.unwrap(), b"a\n");
         // A child process that is left behind holds both pipes.
-        assert_eq!(output(sh("sleep 30 & echo a"), short).unwrap(), b"a\n");
-        assert_eq!(output(sh("head -c 1000000 /dev/zero"), short).unwrap().len(), 1_000_000);
+        assert_eq!(output(sh("sleep 30 & echo a"), short).await.unwrap(), b"a\n");
+        assert_eq!(output(sh("head -c 1000000 /dev/zero"), short).await.unwrap().len(), 1_000_000);
         assert!(begun.elapsed() < short, "{:?}", begun.elapsed());
         let brief = Duration::from_millis(300);
-        assert_eq!(output(sh("exec sleep 30"), brief).unwrap_err(), "failed: it has not ended after 0 s");
+        assert_eq!(output(sh("exec sleep 30"), brief).await.unwrap_err(), "failed: it has not ended after 0 s");
         let missing = Command::new("/nonexistent/program");
-        assert!(output(missing, brief).unwrap_err().starts_with("cannot be started: No such file"));
+        assert!(output(missing, brief).await.unwrap_err().starts_with("cannot be started: No such file"));
     }
 
     #[test]
