@@ -120,13 +120,12 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends 
 fn read_own(config: &Config, ports: &mut Ports<'_>) -> Result<(Observed, Vec<VirtualServerKey>), Vec<Unread>> {
     let (desired, index) = (Desired::new(), Index::new(config));
     let wanted = &index.wanted(&desired);
-    // Addresses of another kind of device do not identify this proxy's virtual servers.
-    if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
-        return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
-    }
     let host = read_host(ports.links).map_err(|unread| vec![unread])?;
     let sets = guards::read_ipsets(config, ports.sets);
-    let (mut observed, mut unread) = reading::read(sets, ports.ipvs, (&host, config), wanted, false);
+    // Routes of proxies with other names look the same.
+    let routes = (config.names == KernelNames::default()).then_some(&mut *ports.routes);
+    let (mut observed, mut unread) =
+        reading::read(sets, (ports.ipvs, ports.links, routes), (&host, config), wanted, false);
     // A part that this kernel lacks is empty.
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
     let (before, more) = guards::nft::read_contents(config.families.iter(), config, ports.tables);
@@ -136,14 +135,6 @@ fn read_own(config: &Config, ports: &mut Ports<'_>) -> Result<(Observed, Vec<Vir
         return Err(unread);
     }
     observed.is_first = true;
-    // Routes of proxies with other names look the same.
-    if config.names == KernelNames::default() {
-        match ports.routes.networks(RouteOwner::Ipvs) {
-            Ok(networks) => observed.routes = networks.into_iter().collect(),
-            Err(error) if error.kind() == PortErrorKind::Unavailable => {}
-            Err(error) => return Err(vec![Unread::new("local routes", error)]),
-        }
-    }
     observed.recall_marks(config);
     let foreign: Vec<_> = foreign(wanted, &observed, config).collect();
     observed.virtual_servers.retain(|key, _| foreign.binary_search(key).is_err());

@@ -255,7 +255,9 @@ impl modes::Mode for Mode {
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
         let (mut observed, mut unread) = (Observed::default(), Vec::new());
         let mut read = |found: (Contents, Vec<Unread>)| {
-            (observed, unread) = reading::read(found, *ipvs, (host, config), wanted, is_settled);
+            let routes = (!self.knows_no_routes).then_some(&mut **routes);
+            (observed, unread) =
+                reading::read(found, (&mut **ipvs, &mut **links, routes), (host, config), wanted, is_settled);
         };
         match &mut self.guards {
             Guards::Programs(_) => rules.list_meanwhile(&families, &mut || read(read_ipsets(config, *sets))),
@@ -266,23 +268,11 @@ impl modes::Mode for Mode {
             observed.before = before;
             unread.extend(more);
         }
-        // Addresses of another kind of device are not this proxy's to remove.
-        if let Err(error) = links.has_device(self.names.device.as_str()) {
-            unread.push(Unread::new(format_args!("device {}", self.names.device), error));
-        }
-        if !self.knows_no_routes {
-            match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
-                Ok(there) => {
-                    self.knows_no_routes = !self.by_routes && there.is_empty();
-                    observed.routes = there;
-                }
-                Err(error) => unread.push(Unread::new("local routes", error)),
-            }
-        }
         self.remember();
         if !unread.is_empty() {
             return Err(unread);
         }
+        self.knows_no_routes |= !self.by_routes && observed.routes.is_empty();
         self.restore_into(&mut observed);
         observed.is_first = !self.has_taken_over;
         if observed.is_first {

@@ -22,18 +22,18 @@ use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
-use crate::ports::{Ipvs, PortError, Ports, Result, Rules};
+use crate::ports::{Ipvs, Links, LocalNetworks, PortError, Ports, Result, RouteOwner, Rules};
 use crate::snapshot::HostAddresses;
 
-/// Reads virtual servers and the dummy device's addresses. `sets`: the records that identify this proxy's virtual
-/// servers. Also returns the parts that could not be read. If there are any, the caller must change nothing: it would
-/// recreate all objects that the read lacks, and would not know which are this proxy's.
+/// Reads virtual servers, the dummy device's addresses, and local routes if given their port. `sets`: the records that
+/// identify this proxy's virtual servers. Also returns the parts that could not be read. If there are any, the caller
+/// must change nothing: it would recreate all objects that the read lacks, and would not know which are this proxy's.
 ///
 /// Lists of real servers that are as desired are shared with `wanted` and take no memory of their own. `is_settled`:
 /// everything was read before, and no own virtual server is known to await deletion. Then one read may be enough.
 pub(super) fn read(
     (sets, mut unread): (Contents, Vec<Unread>),
-    ipvs: &mut dyn Ipvs,
+    (ipvs, links, routes): (&mut dyn Ipvs, &mut dyn Links, Option<&mut (dyn LocalNetworks + '_)>),
     (host, config): (&HostAddresses, &Config),
     wanted: &Wanted<'_>,
     is_settled: bool,
@@ -46,6 +46,14 @@ pub(super) fn read(
     };
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
         unread.push(Unread::new("virtual servers", error));
+    }
+    // Addresses of another kind of device are not this proxy's, and do not identify its virtual servers.
+    if let Err(error) = links.has_device(config.names.device.as_str()) {
+        unread.push(Unread::new(format_args!("device {}", config.names.device), error));
+    }
+    match routes.map(|routes| routes.networks(RouteOwner::Ipvs)).transpose() {
+        Ok(there) => observed.routes = there.into_iter().flatten().collect(),
+        Err(error) => unread.push(Unread::new("local routes", error)),
     }
     (observed, unread)
 }

@@ -68,14 +68,15 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let (host, config) = (HostAddresses::default(), Config::default());
     let mut fake = crate::fake::FakeKernel::new();
-    let sets = fake.ports().sets;
+    let Ports { sets, links, .. } = fake.ports();
     for set in config.families.iter().flat_map(SetKey::all) {
         sets.create(set.named(config.names.prefix), 0).unwrap();
     }
     assert!(!mark || sets.add(set.named(config.names.prefix), &[&served]).is_empty());
     let nothing = Indexed::new(Recorded::new(&config));
     let wanted = nothing.wanted();
-    let (observed, unread) = read(read_ipsets(&config, sets), &mut kernel, (&host, &config), &wanted, is_settled);
+    let found = read_ipsets(&config, sets);
+    let (observed, unread) = read(found, (&mut kernel, links, None), (&host, &config), &wanted, is_settled);
     assert_eq!(unread, []);
     (observed.virtual_servers.len(), kernel.looks)
 }
