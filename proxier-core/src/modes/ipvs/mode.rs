@@ -78,7 +78,7 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let changed = |all| if all { &EVERYTHING } else { &self.recorded.changed };
+        let changed = |all| if all { &*EVERYTHING } else { &self.recorded.changed };
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }

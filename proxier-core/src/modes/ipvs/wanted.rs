@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ipset::Element;
@@ -67,13 +67,7 @@ pub struct Changed {
 }
 
 /// For a comparison of everything.
-pub static EVERYTHING: Changed = Changed {
-    virtual_servers: BTreeSet::new(),
-    addresses: BTreeSet::new(),
-    elsewhere: BTreeSet::new(),
-    entries: BTreeSet::new(),
-    is_all: true,
-};
+pub static EVERYTHING: LazyLock<Changed> = LazyLock::new(|| Changed { is_all: true, ..Changed::default() });
 
 /// An index with a record of its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
