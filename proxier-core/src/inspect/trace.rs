@@ -61,7 +61,7 @@ pub fn trace(
     let mut treatment = Treatment { rules, ..Treatment::default() };
     if mode == Kind::Ipvs {
         let has_address = |address| desired.frontends().any(|frontend| frontend.key.address == address);
-        let routes = Routes::for_addresses(&has_address, facts);
+        let routes = Routes::new(&has_address, facts);
         (treatment.by_routes, treatment.closed) = (routes.is_on, routes.whole);
     }
     let is_at_localhost =

@@ -47,13 +47,9 @@ pub struct Routes {
 
 impl Routes {
     /// Networks for this node. A network cannot be local as a whole if it has an address of the node, a gateway, the
-    /// API server or another host that the node needs. Neither can a network of pods.
-    pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
-        Self::for_addresses(&|address| wanted.has_address(address), facts)
-    }
-
-    /// As [`Routes::new`]; `is_wanted` returns whether an address is a Service's.
-    pub fn for_addresses(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
+    /// API server or another host that the node needs. Neither can a network of pods. `is_wanted` returns whether an
+    /// address is a Service's.
+    pub fn new(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
         let config = facts.config();
         if !config.binds_by_routes() {
             return Self::default();

@@ -295,7 +295,8 @@ impl modes::Mode for Mode {
 
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         self.note_leaving(&pass);
-        let routes = (!self.knows_no_routes).then(|| Routes::new(&self.wanted(pass.desired), pass.facts));
+        let is_wanted = |address| self.wanted(pass.desired).has_address(address);
+        let routes = (!self.knows_no_routes).then(|| Routes::new(&is_wanted, pass.facts));
         let mut plan = self.compare(pass, routes.as_ref(), hold, report)?;
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);

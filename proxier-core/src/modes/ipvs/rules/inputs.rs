@@ -90,7 +90,7 @@ pub struct Inputs {
 
 impl Inputs {
     pub fn new(family: Family, wanted: &Wanted<'_>, facts: &NodeFacts, capabilities: Capabilities) -> Self {
-        let routes = Routes::new(wanted, facts);
+        let routes = Routes::new(&|address| wanted.has_address(address), facts);
         let only_needed = facts.config().makes_only_needed_rules();
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
