@@ -291,27 +291,6 @@ mod tests {
         assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");
     }
 
-    /// The server appears after the Events were recorded; they keep their earlier time.
-    #[tokio::test]
-    async fn events_that_a_server_missed_are_sent_later() {
-        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
-        let recorder = Recorder::start(&Handle::current(), connection, "n1");
-        recorder.record(Regarding::Node, Reason::STARTING, "");
-        recorder.record(Regarding::Node, Reason::FAILED_METRICS, "");
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
-        let server = ApiServer::start_on(address);
-        until_there(&server, 2).await;
-        let events = server.events();
-        assert_eq!(events.len(), 2, "{events:?}");
-        assert_eq!(
-            (&events[0]["reason"], &events[1]["reason"]),
-            (&json!("Starting"), &json!("FailedToStartMetricServer"))
-        );
-        assert!(events.iter().all(|event| event["eventTime"].as_str().unwrap() < before.as_str()), "{events:?}");
-    }
-
     #[tokio::test]
     async fn a_flood_is_cut_off() {
         let server = ApiServer::start();
