@@ -121,7 +121,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
         () = signals.end() => return Ok(ExitCode::SUCCESS),
     };
     // Bad input is reported alone.
-    let advice = if fell_back { None } else { configured.how_to_choose() };
+    let advice = if fell_back { None } else { settings.how_to_choose(configured.given.flag_of.is_some()) };
     log_choice((reason, advice), fell_back, rules);
     if let Some(cluster) = &source {
         health.set_api(cluster.counters().clone());

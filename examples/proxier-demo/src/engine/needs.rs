@@ -33,7 +33,7 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     let names: Vec<&str> = Profile::known_schedulers().collect();
     let unknown = format!("{:?} is not a scheduler of IPVS ({})", scheduler.name(), names.join(", "));
     let Ok(profile) = Profile::default().scheduler(scheduler.name()) else {
-        return Err(configured.problem("ipvs.scheduler", unknown));
+        return Err(configured.given.problem("ipvs.scheduler", unknown));
     };
     let report = Probe::new().profile(profile).run();
     let finding = report.finding(&format!("scheduler {scheduler}"));
@@ -43,7 +43,7 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     }
     let fix = finding.and_then(|finding| finding.fix.as_ref()).map(|fix| format!("; {fix}")).unwrap_or_default();
     let reason = format!("{unknown}, and there is no sign of a module ip_vs_{scheduler}{fix}");
-    Err(configured.problem("ipvs.scheduler", reason))
+    Err(configured.given.problem("ipvs.scheduler", reason))
 }
 
 /// Result of the checks, and the desired families that this kernel can serve.

@@ -139,7 +139,7 @@ pub struct Configured {
     pub allow_mass_removal: bool,
     /// `--no-fallback`: only serve in the configured mode.
     pub no_fallback: bool,
-    given: Origin,
+    pub(crate) given: Origin,
     /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server
     /// that sends nothing new; `None`: indefinitely.
     pub input_timeout: Option<Duration>,
@@ -147,11 +147,6 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// One line that names the choice of the mode, where it may be unknown to the user ([`Settings::how_to_choose`]).
-    pub(crate) fn how_to_choose(&self) -> Option<String> {
-        self.settings.how_to_choose(self.given.flag_of.is_some())
-    }
-
     /// The same configuration for this mode. Settings that several modes have come from the mode's own section.
     pub(crate) fn in_mode(&self, mode: Kind) -> Result<Configured, Vec<Problem>> {
         if mode == self.settings.mode {
@@ -165,11 +160,6 @@ impl Configured {
     /// Whether this mode may serve, first or as a fallback.
     pub(crate) fn may_serve_in(&self, mode: Kind) -> bool {
         candidates(self.settings.asked, !self.no_fallback, RulePrograms::Missing).contains(&mode)
-    }
-
-    /// A problem of this field, under the name by which it was given.
-    pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
-        self.given.problem(field, reason)
     }
 }
 
