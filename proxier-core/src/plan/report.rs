@@ -139,7 +139,8 @@ impl Applied {
         self.failures.push(Failure { step, error });
     }
 
-    pub(crate) fn add(&mut self, before: Applied) {
+    /// Adds the result of a plan that was carried out before.
+    pub fn add(&mut self, before: Applied) {
         for (what, number) in before.done {
             let count = self.done.entry(what).or_default();
             *count = count.saturating_add(number);

@@ -76,12 +76,8 @@ pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     if report.is_done() && (report.draining > 0 || routes_went) {
         // There is only this check, so remove real servers without connections, and rules that guarded routes, at once.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
-            let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
-            report = second;
-            report.applied.lacks.extend(lacks);
-            for (what, count) in done {
-                *report.applied.done.entry(what).or_default() += count;
-            }
+            let before = std::mem::replace(&mut report, second).applied;
+            report.applied.add(before);
         }
     }
     engine.proxier().rejections().for_each(say);
