@@ -17,34 +17,17 @@ macro_rules! sets {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
-            /// Load balancers that this node itself may not use, with their own address as source. Only for sets in an
-            /// nf_tables table ([`RulesBy::Nftables`](crate::config::RulesBy)); iptables rules list them one by one.
-            LoadBalancerNotNode,
-            /// Frontends without endpoints that accept connections. New clients are refused at once, before IPVS would
-            /// refuse by ICMP, which is rate limited per client (`icmp_ratelimit`). Only in an nf_tables table.
-            NoEndpoint,
-            /// Frontends whose outside clients get local endpoints while all others get those of all nodes. Only in an
-            /// nf_tables table, like all following kinds
-            /// ([`Config::splits_local`](crate::config::Config::splits_local)).
-            LocalSplit,
-            /// Firewall marks of such Frontends, and marks no longer in use. They show which virtual servers by mark
-            /// belong to this proxy. A map. Its entries have the mark, as an IPv4 address, where entries of other sets
-            /// have a source.
-            SplitMark,
         }
 
         impl SetKind {
             /// The kinds that are ipsets, in the order of this type.
-            pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
+            pub const ALL: [SetKind; 18] = {
+                let [ipsets @ .., _, _, _, _] = SetKind::ALL_OF_NFT;
+                ipsets
+            };
 
             /// Kinds in an nf_tables table, in the order of this type.
-            pub(crate) const ALL_OF_NFT: [SetKind; 22] = [
-                $(SetKind::$kind,)*
-                SetKind::LoadBalancerNotNode,
-                SetKind::NoEndpoint,
-                SetKind::LocalSplit,
-                SetKind::SplitMark,
-            ];
+            pub(crate) const ALL_OF_NFT: [SetKind; 22] = [$(SetKind::$kind),*];
 
             pub(crate) fn has_marks(self) -> bool {
                 self == SetKind::SplitMark
@@ -66,8 +49,6 @@ macro_rules! sets {
             pub fn set_type(self) -> SetType {
                 match self {
                     $(SetKind::$kind => SetType::$set_type,)*
-                    SetKind::LoadBalancerNotNode | SetKind::SplitMark => SetType::HashIpPortIp,
-                    SetKind::LocalSplit | SetKind::NoEndpoint => SetType::HashIpPort,
                 }
             }
 
@@ -75,20 +56,12 @@ macro_rules! sets {
             pub fn comment(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $comment,)*
-                    SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
-                    SetKind::NoEndpoint => "Services without endpoints",
-                    SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
-                    SetKind::SplitMark => "firewall marks of virtual servers",
                 }
             }
 
             fn stem(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $stem,)*
-                    SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
-                    SetKind::NoEndpoint => "NO-ENDPOINT",
-                    SetKind::LocalSplit => "LOCAL-SPLIT",
-                    SetKind::SplitMark => "SPLIT-MARK",
                 }
             }
 
@@ -99,7 +72,7 @@ macro_rules! sets {
     };
 }
 
-// Each with its name without the prefix.
+// Each with its name without the prefix. The last four are not ipsets.
 sets! {
     /// Endpoints on this node with themselves as source: hairpin traffic, which must be masqueraded.
     LoopBack = "LOOP-BACK", HashIpPortIp,
@@ -155,6 +128,19 @@ sets! {
         "Kubernetes health check node port";
     /// The addresses bound to the dummy device.
     IpvsIps = "IPVS-IPS", HashIp, "Addresses on the ipvs interface";
+    /// Load balancers that this node itself may not use, with their own address as source. Only for sets in an nf_tables
+    /// table ([`RulesBy::Nftables`](crate::config::RulesBy)), like all following kinds; iptables rules list them one by
+    /// one.
+    LoadBalancerNotNode = "LOAD-BALANCER-NOT-NODE", HashIpPortIp, "load balancers that this node may not use";
+    /// Frontends without endpoints that accept connections. New clients are refused at once, before IPVS would refuse
+    /// by ICMP, which is rate limited per client (`icmp_ratelimit`).
+    NoEndpoint = "NO-ENDPOINT", HashIpPort, "Services without endpoints";
+    /// Frontends whose outside clients get local endpoints while all others get those of all nodes
+    /// ([`Config::splits_local`](crate::config::Config::splits_local)).
+    LocalSplit = "LOCAL-SPLIT", HashIpPort, "externalTrafficPolicy=local, for clients outside only";
+    /// Firewall marks of such Frontends, and marks no longer in use. They show which virtual servers by mark belong to
+    /// this proxy. A map. Its entries have the mark, as an IPv4 address, where entries of other sets have a source.
+    SplitMark = "SPLIT-MARK", HashIpPortIp, "firewall marks of virtual servers";
 }
 
 /// Kind and family of a set. [`NamedSet`] adds its owner, and thereby its name.
