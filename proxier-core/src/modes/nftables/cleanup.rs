@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use nftables::{Element, ElementData, ElementKey, Expression, Register, TableKey, TableSnapshot, Verdict};
 
 use super::layout::{Layout, table};
-use super::observed::{endpoint, protocol_and_port, read, split};
+use super::observed::{endpoint, read, split};
 use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
-use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, remove_table};
+use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, protocol_and_port, remove_table};
 use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
 use crate::service::NodeFacts;

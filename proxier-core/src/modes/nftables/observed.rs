@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use nftables::{ChainKey, Element, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
-use super::lower::{Item, SetName, number, place, sorted, with};
+use super::lower::{Item, SetName, place, sorted, with};
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
 use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
-use crate::modes::shared::nft::{OWNED, address, made_by_others};
+use crate::modes::shared::nft::{OWNED, address, leading_frontend, made_by_others};
 use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::ports::{PortError, PortErrorKind, Result, Tables};
@@ -119,22 +119,7 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
 
 /// The Frontend at the start of a key, and the rest of the key.
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
-    let (value, _) = key.ends()?;
-    let (address, rest) = address(value.as_bytes(), family)?;
-    let (protocol, port, rest) = protocol_and_port(rest)?;
-    Some((FrontendKey::new(protocol, address, port), rest))
-}
-
-/// The protocol and port at the start of this part of a key, and the rest.
-pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
-    let (protocol, rest) = bytes.split_first_chunk::<4>()?;
-    let protocol = Protocol::ALL.into_iter().find(|of| number(*of).0 == protocol[0])?;
-    // Each field fills whole words.
-    let (port, rest) = match rest.split_first_chunk::<4>() {
-        Some(([high, low, ..], rest)) => ([*high, *low], rest),
-        None => (*rest.first_chunk::<2>()?, <&[u8]>::default()),
-    };
-    Some((protocol, u16::from_be_bytes(port), rest))
+    leading_frontend(key.ends()?.0.as_bytes(), family)
 }
 
 /// The elements about an address and port. The slots of endpoints and the selecting chain do not matter, because both

@@ -14,7 +14,7 @@ use crate::compat;
 use crate::config::InterfaceName;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::networks::PodTraffic;
-use crate::net::Family;
+use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Result, Tables};
@@ -138,6 +138,25 @@ pub(crate) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
             (IpAddr::from(*address), rest)
         }
     })
+}
+
+/// The protocol and port at the start of this part of a key, and the rest.
+pub(crate) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
+    let (protocol, rest) = bytes.split_first_chunk::<4>()?;
+    let protocol = Protocol::ALL.into_iter().find(|of| ipset::Protocol::from(*of).number() == protocol[0])?;
+    // Each field fills whole words.
+    let (port, rest) = match rest.split_first_chunk::<4>() {
+        Some(([high, low, ..], rest)) => ([*high, *low], rest),
+        None => (*rest.first_chunk::<2>()?, <&[u8]>::default()),
+    };
+    Some((protocol, u16::from_be_bytes(port), rest))
+}
+
+/// The Frontend at the start of a key, and the rest.
+pub(crate) fn leading_frontend(bytes: &[u8], family: Family) -> Option<(FrontendKey, &[u8])> {
+    let (address, rest) = address(bytes, family)?;
+    let (protocol, port, rest) = protocol_and_port(rest)?;
+    Some((FrontendKey::new(protocol, address, port), rest))
 }
 
 /// A chain that no table has.

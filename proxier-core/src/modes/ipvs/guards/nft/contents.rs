@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipset::{Element, IpSpan, Ports, Protocol, SetType};
+use ipset::{Element, IpSpan, Ports, SetType};
 use nftables::{Element as NftElement, ElementData, ElementKey, TableKey, TableSnapshot, Value};
 
 use super::layout::Layout;
@@ -10,11 +10,11 @@ use crate::config::Config;
 use crate::modes::ipvs::observed::Contents;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::modes::shared::nft::{address, is_ours};
+use crate::modes::shared::nft::{address, is_ours, leading_frontend};
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
 use crate::plan::report::Unread;
-use crate::ports::{PortErrorKind, Result, Tables};
+use crate::ports::{PortErrorKind, Result, Tables, place_of};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableContents {
@@ -112,14 +112,15 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
         SetType::HashIp => Element::Ip(IpSpan::host(address(first, family)?.0)),
         SetType::BitmapPort => Element::Port(u16::from_be_bytes(*first.first_chunk()?).into()),
         set_type => {
-            let (span, ports, sources) = parse_address_and_ports(first, family)?;
+            let (frontend, sources) = leading_frontend(first, family)?;
+            let (span, ports) = place_of(&frontend);
             match (set_type, &found.data) {
                 (SetType::HashIpPort, _) => Element::IpPort(span, ports),
                 (_, Some(ElementData::Value(mark))) => {
                     split::with_mark(span, ports, u32::from_ne_bytes(*mark.as_bytes().first_chunk()?))
                 }
                 _ => {
-                    let (_, _, end) = parse_address_and_ports(last, family)?;
+                    let (_, end) = leading_frontend(last, family)?;
                     Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
                 }
             }
@@ -128,15 +129,6 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
     // An element that we would write differently is another program's.
     let written = encode(kind, &element);
     ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
-}
-
-/// An address, a protocol and a port at the start, and the remaining bytes. Each field fills whole words.
-fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
-    let (address, rest) = address(bytes, family)?;
-    let ([protocol, ..], rest) = rest.split_first_chunk::<4>()?;
-    let ([high, low, ..], rest) = rest.split_first_chunk::<4>()?;
-    let ports = Ports::port(Protocol::from_number(*protocol).ok()?, u16::from_be_bytes([*high, *low]));
-    Some((IpSpan::host(address), ports, rest))
 }
 
 fn network(first: IpAddr, last: IpAddr) -> Option<IpSpan> {
@@ -169,7 +161,7 @@ mod tests {
         assert_eq!(decoded(key([10, 0, 0, 1], [10, 0, 0, 255])), None);
         assert_eq!(decoded(ElementKey::CatchAll), None);
         assert_eq!(decode(SetKind::ClusterIp, Family::V4, &NftElement::value(Value::port(80))), None);
-        let place = Element::IpPort(span("198.51.100.1"), Ports::port(Protocol::TCP, 443));
+        let place = Element::IpPort(span("198.51.100.1"), Ports::port(ipset::Protocol::TCP, 443));
         assert_eq!(decode(SetKind::SplitMark, Family::V4, &encode(SetKind::LocalSplit, &place)), None, "no mark");
     }
 }
