@@ -500,6 +500,32 @@ fn a_refused_frontend_of_many_is_left_out() {
     }
 }
 
+/// A change that the kernel refuses leaves the Frontend as it was.
+#[test]
+fn a_frontend_whose_change_is_refused_keeps_its_endpoints() {
+    for (is_silent, is_full) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut node = new();
+        node.kernel.nf_tables().set_silent(is_silent);
+        node.serve_many(3, &["10.244.0.1", "10.244.0.2"]);
+        node.settles();
+        let of = |node: &Node, number: u8| -> Vec<String> {
+            let own = format!("10.96.0.{number} ");
+            blocks(&node.v4()).into_values().flatten().filter(|line| line.contains(&own)).collect()
+        };
+        let before = of(&node, 2);
+        node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, 2, 6, 0, 0, 0], Errno::EINVAL)));
+        node.serve_many(3, &["10.244.0.3", "10.244.0.4"]);
+        let report = if is_full { node.full() } else { node.pass() };
+        assert!(report.applied.failures.iter().all(|of| of.step.to_string().contains("10.96.0.2:80")), "{report:#?}");
+        assert_eq!(report.applied.failures.len(), 1, "{report:#?}");
+        assert_eq!(of(&node, 2), before);
+        assert!(of(&node, 1).concat().contains("10.244.0.3"));
+        node.kernel.nf_tables().refuse_elements(None);
+        node.settles();
+        assert!(of(&node, 2).concat().contains("10.244.0.3"));
+    }
+}
+
 /// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {

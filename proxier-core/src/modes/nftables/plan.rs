@@ -281,13 +281,18 @@ impl table::Changes for TablePlan {
         keys.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Leaves Frontends unchanged, with all their elements.
+    /// Leaves Frontends unchanged, with all their elements; without any if a chain is deleted, which may be theirs.
     fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
         let family = self.layout.family;
         let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
         for (set, elements) in &mut self.add {
             *elements = Arc::new(elements.iter().filter(|element| !is_it(*set, &element.key)).collect());
+        }
+        if self.delete_chains.is_empty() && self.delete_sets.is_empty() {
+            for (set, keys) in &mut self.delete {
+                keys.retain(|key| !is_it(*set, key));
+            }
         }
         self.frontends.0.retain(|key, _| !parts.contains(key));
     }
