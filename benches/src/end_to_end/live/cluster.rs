@@ -256,11 +256,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the last endpoints of Services and restores them, this many changes in total, as fast as the server
-    /// accepts them.
+    /// Replaces the last endpoints of Services and restores them, about this many changes in total, as fast as the
+    /// server accepts them. In the end each is the other one than before.
     pub(super) fn burst(&mut self, changes: u32) -> Result<(), Failure> {
         let all = u32::try_from(self.services.len())?.min(changes);
-        let (times, slices, endpoints) = (changes.div_ceil(all), self.slices(), self.endpoints);
+        let (times, slices, endpoints) = (changes.div_ceil(all) | 1, self.slices(), self.endpoints);
         let (namespace, before) = (self.namespace.clone(), self.services.clone());
         self.each(all, |client, number| {
             let (slices, namespace) = (slices.clone(), namespace.clone());
@@ -274,9 +274,7 @@ impl Cluster {
                 Ok(())
             }
         })?;
-        if times % 2 == 1 {
-            self.services.iter_mut().take(all as usize).for_each(|(_, changed)| *changed = !*changed);
-        }
+        self.services.iter_mut().take(all as usize).for_each(|(_, changed)| *changed = !*changed);
         Ok(())
     }
 
