@@ -411,11 +411,11 @@ fn protocol(word: &str) -> String {
 
 fn ports(word: &str) -> String {
     // With a leading zero the number is octal for some extensions and decimal for others.
-    let number = |w: &str| w.parse().ok().filter(|_| w == "0" || !w.starts_with(['0', '+']));
-    let port = |w: &str, open: u16| if w.is_empty() { Some(open) } else { number(w) };
+    let decimal = |w: &str| w.parse().ok().filter(|_| w == "0" || !w.starts_with(['0', '+']));
+    let port = |w: &str, open: u16| if w.is_empty() { Some(open) } else { decimal(w) };
     let (low, high) = match word.split_once(':') {
         Some((low, high)) => (port(low, 0), port(high, u16::MAX)),
-        None => (number(word), number(word)),
+        None => (decimal(word), decimal(word)),
     };
     match (low, high) {
         (Some(low), Some(high)) if low == high => low.to_string(),
