@@ -160,22 +160,26 @@ async fn output(command: Command, patience: Duration) -> Result<Vec<u8>, String>
         tokio::select! {
             biased;
             () = &mut late => break format!("failed: it has not ended after {} s", patience.as_secs()),
-            // An ended program's output is available at once.
             () = read_more(&mut out, &mut printed) => {}
-            ended = child.wait() => match ended {
-                Ok(status) if status.success() => {
-                    requests::program(0, "no_error");
-                    return Ok(printed);
-                }
-                Ok(status) => {
+            ended = child.wait() => {
+                let status = match ended {
+                    Ok(status) => status,
+                    Err(error) => break format!("is lost: {error}"),
+                };
+                // What it printed last may be noticed after its end.
+                rest(&mut out, &mut printed, BYTES.saturating_add(1)).await;
+                if !status.success() {
+                    rest(&mut err, &mut said, SAID).await;
                     requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
-                    while said.len() < SAID && timeout(Duration::ZERO, read_more(&mut err, &mut said)).await.is_ok() {}
                     let said = String::from_utf8_lossy(&said);
                     let said = if said.trim().is_empty() { "it prints no error" } else { said.trim() };
                     return Err(format!("failed: {status}: {said}"));
                 }
-                Err(error) => break format!("is lost: {error}"),
-            },
+                if printed.len() <= BYTES {
+                    requests::program(0, "no_error");
+                    return Ok(printed);
+                }
+            }
             () = read_more(&mut err, &mut said) => said.truncate(SAID),
         }
         if printed.len() > BYTES {
@@ -184,6 +188,11 @@ async fn output(command: Command, patience: Duration) -> Result<Vec<u8>, String>
     };
     requests::program(1, "client_internal_error");
     Err(failure)
+}
+
+/// Reads what is there of an ended program's output, up to about so many bytes.
+async fn rest(from: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>, most: usize) {
+    while into.len() < most && timeout(Duration::ZERO, read_more(from, into)).await.is_ok() {}
 }
 
 /// Reads available bytes, or notes that there will be no more.
