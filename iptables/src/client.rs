@@ -25,8 +25,9 @@ use crate::version::{ProgramVersion, RestoreWait};
 pub struct Limits {
     /// Time to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
     pub lock_wait: Duration,
-    /// Time limit for a program, which is then killed. Default 60 s. A restore gets 5 ms more per line:
-    /// `iptables-nft-restore` takes minutes for 100,000 rules.
+    /// Time limit for a program, which is then killed. Default 60 s. A restore gets 5 ms more per line, and a program
+    /// that still computes up to ten times its limit: `iptables-nft-restore` and `iptables-nft-save` take minutes for
+    /// 100,000 chains.
     pub program: Duration,
 }
 

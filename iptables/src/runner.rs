@@ -17,7 +17,7 @@ pub struct Invocation {
     pub args: Vec<String>,
     /// Standard input of the program.
     pub stdin: String,
-    /// Time after which the program is killed.
+    /// Time after which the program is killed; [`System`](crate::System) gives one that computes up to ten times as long.
     pub time_limit: Duration,
 }
 

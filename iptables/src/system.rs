@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
+use nix::time::ClockId;
+use nix::unistd::Pid;
 
 use crate::error::{Error, ErrorKind};
 use crate::lock;
@@ -25,7 +27,8 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 /// Runs this machine's programs in the calling thread's network namespace, or in another one ([`System::open_in`]).
 ///
 /// Programs are started by absolute path without a shell. Their environment is only `LC_ALL=C` and `PATH` (and
-/// `XTABLES_LOCKFILE`, if set here). They are killed when they exceed their time limit.
+/// `XTABLES_LOCKFILE`, if set here). They are killed when they exceed their time limit
+/// (ten times the limit, if they compute).
 #[derive(Clone, Debug)]
 pub struct System {
     directories: Vec<PathBuf>,
@@ -141,15 +144,11 @@ impl Runner for System {
         })?;
         let mut child = Reaped(child);
         match converse(&mut child.0, invocation, more) {
-            Ok(Some(output)) => Ok(output),
-            Ok(None) => Err(Error::new(
-                ErrorKind::TimedOut,
-                format!(
-                    "{name} {} was killed after {:.1} s",
-                    invocation.args.join(" "),
-                    invocation.time_limit.as_secs_f64()
-                ),
-            )),
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(time)) => {
+                let of = [&[name.to_string()], invocation.args.as_slice()].concat().join(" ");
+                Err(Error::new(ErrorKind::TimedOut, format!("{of} was killed after {:.1} s", time.as_secs_f64())))
+            }
             Err(e) => Err(Error::new(ErrorKind::Io, format!("lost contact with {name}")).with_source(e)),
         }
     }
@@ -235,14 +234,43 @@ const PIPE_SIZE: i32 = 1 << 20;
 /// Time after which a full pipe is filled again. A restore program reads a tenth of it in that time.
 const REFILL: Duration = Duration::from_millis(5);
 
-/// Writes to and reads from a child until it ends; `None` if its time limit is over.
+/// The time that a program has.
+struct Allowance {
+    program: Pid,
+    start: Instant,
+    limit: Duration,
+    /// When it ends: an elapsed time, since an `Instant` cannot represent now plus `Duration::MAX`.
+    until: Duration,
+    /// Processor time that the program had used when the limit was over last.
+    used: Duration,
+}
+
+impl Allowance {
+    /// A program that still computes gets its limit again, nine times at most: the next attempt would take as long. One
+    /// that waits gets nothing more.
+    fn left(&mut self) -> Duration {
+        let elapsed = self.start.elapsed();
+        if elapsed >= self.until && self.until < self.limit.saturating_mul(10) {
+            let clock = ClockId::pid_cpu_clock_id(self.program).and_then(ClockId::now);
+            let used = clock.map_or(self.used, Duration::from);
+            if used.saturating_sub(self.used) >= self.limit / 10 {
+                self.until = self.until.saturating_add(self.limit);
+            }
+            self.used = used;
+        }
+        self.until.saturating_sub(elapsed)
+    }
+}
+
+/// Writes to and reads from a child until it ends, or its time is over; then returns that time.
 fn converse(
     child: &mut Child,
     invocation: &Invocation,
     more: &mut dyn FnMut(&mut String) -> bool,
-) -> io::Result<Option<Output>> {
-    // Compare the elapsed time: an `Instant` cannot represent a deadline of now plus `Duration::MAX`.
-    let start = Instant::now();
+) -> io::Result<Result<Output, Duration>> {
+    let limit = invocation.time_limit;
+    let program = Pid::from_raw(child.id().try_into().map_err(io::Error::other)?);
+    let mut allowed = Allowance { program, start: Instant::now(), limit, until: limit, used: Duration::ZERO };
     let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
     if let Some(pipe) = &pipes.stdin {
         unblock(pipe)?;
@@ -264,9 +292,9 @@ fn converse(
         if pipes.stdin.is_none() && pipes.stdout.is_none() && pipes.stderr.is_none() {
             break;
         }
-        let left = invocation.time_limit.saturating_sub(start.elapsed());
+        let left = allowed.left();
         if left.is_zero() {
-            return Ok(None);
+            return Ok(Err(allowed.until));
         }
         wait_for_any(&pipes, is_full, left)?;
         if let Some(pipe) = &mut pipes.stdin {
@@ -299,10 +327,10 @@ fn converse(
     loop {
         if let Some(status) = child.try_wait()? {
             output.code = status.code();
-            return Ok(Some(output));
+            return Ok(Ok(output));
         }
-        if start.elapsed() >= invocation.time_limit {
-            return Ok(None);
+        if allowed.left().is_zero() {
+            return Ok(Err(allowed.until));
         }
         sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
@@ -416,6 +444,15 @@ mod tests {
         let error = run("sleep", &["60"], "", Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_program_that_computes_gets_ten_times_its_limit() {
+        let spin = |script: &str| run("sh", &["-c", script], "", Duration::from_millis(200));
+        let output = spin("(sleep 0.7; kill $$) & while :; do :; done").unwrap();
+        assert_eq!(output.code, None);
+        let error = spin("while :; do :; done").unwrap_err();
+        assert_eq!((error.kind(), error.to_string().ends_with("was killed after 2.0 s")), (ErrorKind::TimedOut, true));
     }
 
     #[test]
