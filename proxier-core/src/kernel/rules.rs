@@ -90,11 +90,9 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
 
     fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
         let used = self.backend();
-        let (at, survey) = match self.survey.take().filter(|(at, _)| at.elapsed() <= FRESH) {
-            Some(fresh) => fresh,
-            None => (now(), survey(&self.runner, self.settled())?),
-        };
-        let (_, survey) = self.survey.insert((at, survey));
+        let fresh = self.survey.take().filter(|(at, _)| at.elapsed() <= FRESH);
+        let survey = fresh.map_or_else(|| survey(&self.runner, self.settled()).map(|taken| (now(), taken)), Ok)?;
+        let (_, survey) = self.survey.insert(survey);
         let opened = open(survey, &self.runner, used, self.choice, family)?;
         Ok(opened.with_limits(self.limits))
     }
@@ -188,6 +186,9 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn dump(&mut self, family: Family) -> Result<Dump> {
+        // Looking for the programs lists everything.
+        let programs = self.take_programs(family)?;
+        *self.programs.of_mut(family) = Some(programs);
         let mut dump = match self.listed(family) {
             Some(dump) => dump,
             None => self.call(family, Iptables::dump)?,
@@ -257,7 +258,6 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
-        let at = now();
         let is_fresh = |at: Instant| at.elapsed() <= FRESH;
         let settled = self.settled();
         let mut questions = Vec::new();
@@ -283,6 +283,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             Ok(iptables.dump().ok())
         };
         let answers = parallel::map("iptables", &questions, ask, work).0;
+        // From now on, since a listing of 30,000 chains takes `iptables-nft-save` longer than it stays fresh.
+        let at = now();
         for ((family, known), answer) in questions.into_iter().zip(answers) {
             let opened = match answer {
                 Ok(dump) => {

@@ -131,6 +131,9 @@ struct Meeting {
     patience: usize,
     running: AtomicUsize,
     most: AtomicUsize,
+    /// How long a listing takes.
+    listing: Duration,
+    listings: AtomicUsize,
 }
 
 impl Runner for Meeting {
@@ -151,6 +154,9 @@ impl Runner for Meeting {
                 std::thread::sleep(Duration::from_millis(1));
             }
             self.running.fetch_sub(1, Ordering::SeqCst);
+        } else if invocation.program.to_string_lossy().ends_with("save") {
+            self.listings.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(self.listing);
         }
         self.host.run(invocation)
     }
@@ -172,4 +178,22 @@ fn families_are_restored_one_after_the_other_where_they_share_a_lock() {
             assert!(port.dump(family).unwrap().has_chain(&TableName::NAT, "MINE"), "{backend} {family:?}");
         }
     }
+}
+
+#[test]
+fn a_listing_that_takes_long_is_used_all_the_same() {
+    let list = |before: fn(&mut RulesPort<_>)| {
+        let host = Arc::new(Meeting { listing: Duration::from_millis(3_100), ..Meeting::default() });
+        let choice = BackendChoice::Force(Backend::NfTables);
+        let mut port = RulesPort::new(host.clone(), choice, Limits::default());
+        before(&mut port);
+        for family in Family::ALL {
+            port.dump(family).unwrap();
+        }
+        assert_eq!(host.listings.load(Ordering::SeqCst), 2);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| list(|port| port.list_meanwhile(&Family::ALL, &mut || ())));
+        scope.spawn(|| list(|_| ()));
+    });
 }
