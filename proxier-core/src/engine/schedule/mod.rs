@@ -14,7 +14,8 @@ pub struct Limits {
     /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`), in which other
     /// programs' changes to the kernel are repaired. Default 30 s.
     ///
-    /// A value below `min_interval` is raised to it, and the result to at least 10 ms.
+    /// A value below `min_interval` is raised to it, and the result to at least 10 ms. After a full pass that took more
+    /// than a quarter of it, the next waits four times as long as that one took.
     pub max_interval: Duration,
 }
 
@@ -182,7 +183,9 @@ impl Schedule {
                 self.backoff.reset();
                 self.failing = None;
                 self.retrying = false;
-                now.saturating_add(self.limits.max_interval)
+                // Changes wait while the kernel is read: `iptables-nft-save` takes 95 s for 10,000 Services.
+                let took = self.began.map_or(Duration::ZERO, |began| now.saturating_sub(began));
+                now.saturating_add(self.limits.max_interval.max(took.saturating_mul(4)))
             }
             (Pass::Changes, true) => return,
             (Pass::Changes, false) if self.failing.is_some() => return, // a full one is due already

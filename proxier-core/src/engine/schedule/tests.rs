@@ -46,6 +46,19 @@ fn a_service_without_slices_waits_for_them() {
 }
 
 #[test]
+fn full_passes_take_at_most_a_fifth_of_the_time() {
+    for (took, pause) in [(7, 30), (8, 32), (95, 380)] {
+        let mut schedule = schedule(0, 30);
+        assert_eq!(schedule.start(secs(0)), Some(Pass::Full));
+        schedule.done(secs(took), true);
+        assert_eq!(schedule.next(), Some(Wake { at: secs(took + pause), pass: Pass::Full }));
+        // A change does not wait.
+        schedule.request(secs(took));
+        assert_eq!(run(&mut schedule, secs(took), true), Pass::Changes);
+    }
+}
+
+#[test]
 fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     let mut schedule = schedule(0, 30);
     run(&mut schedule, secs(0), true);
@@ -211,7 +224,10 @@ proptest! {
             schedule.done(now, work.success);
             last_end = Some(now);
             match (is_full, work.success) {
-                (true, true) => (periodic, failed_at) = (Some(now + max), None),
+                (true, true) => {
+                    let pause = max.max(Duration::from_millis(4 * work.takes_ms));
+                    (periodic, failed_at) = (Some(now + pause), None);
+                }
                 (true, false) => failed_at = Some(now),
                 (false, true) => {}
                 (false, false) => { failed_at.get_or_insert(now); }
