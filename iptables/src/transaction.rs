@@ -1,7 +1,8 @@
 //! Edits to tables, written as input for `iptables-restore --noflush`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::mem;
 use std::slice;
 
 use crate::canonical::CanonicalRule;
@@ -213,6 +214,35 @@ impl Transaction {
         }
     }
 
+    /// Divides many new chains into transactions of about this many: `iptables-nft-restore` takes time in proportion
+    /// to the square of the chains that it reads at once. For 33,000 chains 1.8.9 takes 12 s of processor time, in
+    /// parts of 2,500 chains 3 s. `iptables-legacy-restore` copies the whole table each time: do not divide for it.
+    ///
+    /// Apply the results in order. The first ones declare the chains for which `is_new` returns `true`: those to which no
+    /// rule leads, so that no packet sees them yet. They only jump to each other and to chains that exist. The last one
+    /// has everything else, and connects all of them at once. Nothing is divided if there are at most `most` new
+    /// chains. Without edits there is no transaction.
+    #[must_use]
+    pub fn divide(mut self, most: usize, is_new: impl Fn(&TableName, &ChainName) -> bool) -> Vec<Self> {
+        let mut parts = Vec::new();
+        for table in &mut self.tables {
+            let is_first = |edit: &Edit| matches!(edit, Edit::Replace(chain, _) if is_new(&table.name, chain));
+            if table.edits.iter().filter(|edit| is_first(edit)).nth(most).is_none() {
+                continue;
+            }
+            let (mut first, rest): (Vec<_>, Vec<_>) = mem::take(&mut table.edits).into_iter().partition(is_first);
+            table.edits = rest;
+            for start in starts(&first, most).into_iter().rev() {
+                let edits = first.split_off(start);
+                parts.push(Self { tables: vec![TableEdit { name: table.name.clone(), edits }] });
+            }
+        }
+        parts.reverse();
+        parts.push(self);
+        parts.retain(|part| !part.is_empty());
+        parts
+    }
+
     /// Edits by table, in the order in which tables were first named. A table may have no edits.
     pub fn tables(&self) -> &[TableEdit] {
         &self.tables
@@ -258,6 +288,21 @@ impl Transaction {
         let lines: Vec<_> = tables.map(TableEdit::lines).collect();
         Pieces(Box::new(lines.into_iter().flatten()))
     }
+}
+
+/// Where parts of at least this many edits begin, if no chain is to jump to one of a later part.
+fn starts(edits: &[Edit], least: usize) -> Vec<usize> {
+    let places: HashMap<&str, usize> = edits.iter().map(|edit| edit.chain().as_str()).zip(0..).collect();
+    let (mut starts, mut until) = (vec![0], 0);
+    for (edit, next) in edits.iter().zip(1..) {
+        let targets = edit.rules().iter().filter_map(Rule::target).filter_map(|target| places.get(target));
+        until = targets.fold(until, |until, place| until.max(place.saturating_add(1)));
+        let start = starts.last().copied().unwrap_or_default();
+        if next >= until && next.saturating_sub(start) >= least && next < edits.len() {
+            starts.push(next);
+        }
+    }
+    starts
 }
 
 /// Bytes of text generated at once.

@@ -23,6 +23,7 @@ macro_rules! suite_tests {
             counters_are_set_and_read,
             names_at_their_limit,
             a_line_too_long_is_refused,
+            new_chains_are_written_in_parts,
             the_kernel_is_checked_without_a_change,
             an_empty_transaction_does_nothing,
         }
@@ -432,6 +433,45 @@ pub(crate) fn a_line_too_long_is_refused(world: &impl World) {
     change.table(TableName::FILTER).replace_chain(&chain("LONG"), [Rule::from_args(args).unwrap()]);
     assert_eq!(world.iptables().restore(&change).unwrap_err().kind(), ErrorKind::InvalidToken);
     assert!(!world.iptables().dump().unwrap().has_chain(&TableName::FILTER, "LONG"));
+}
+
+pub(crate) fn new_chains_are_written_in_parts(world: &impl World) {
+    let mut whole = Transaction::new();
+    let nat = whole.table(TableName::NAT);
+    let services: Vec<String> = (0..7).map(|service| format!("SVC-{service}")).collect();
+    nat.replace_chain(&chain("HUB"), services.iter().map(|service| rule(&format!("-j {service}"))));
+    nat.replace_chain(&chain("MASQ"), [rule("-j MARK --set-xmark 0x4000/0x4000")]);
+    for service in &services {
+        // It leads to later chains, with goto too, and to an earlier one.
+        let ends = [format!("{service}-A"), format!("{service}-B")];
+        nat.replace_chain(
+            &chain(service),
+            [format!("-g {}", ends[0]), format!("-j {}", ends[1])].map(|text| rule(&text)),
+        );
+        for end in &ends {
+            nat.replace_chain(&chain(end), [rule("-j MASQ"), rule("-j RETURN")]);
+        }
+    }
+    nat.edit(Edit::Append(chain("OUTPUT"), rule("-j HUB")));
+    whole.table(TableName::FILTER).replace_chain(&chain("OTHER"), []);
+    let divide = |most| whole.clone().divide(most, |_, chain| chain.as_str() != "HUB" && chain.as_str() != "OTHER");
+    assert_eq!(divide(22), [whole.clone()]);
+    assert_eq!(Transaction::new().divide(0, |_, _| true), []);
+    let parts = divide(5);
+    let chains: Vec<usize> = parts.iter().flat_map(Transaction::tables).map(|table| table.chains().count()).collect();
+    // The mark and two Services, then two each; the last part connects them.
+    assert_eq!(chains, [7, 6, 6, 3, 1, 1]);
+    let (last, first) = parts.split_last().unwrap();
+    for part in first {
+        world.iptables().restore(part).unwrap();
+    }
+    assert!(!world.rules().contains("HUB"), "{}", world.rules());
+    world.iptables().restore(last).unwrap();
+    let divided = world.rules();
+    let mut again = whole.clone();
+    again.table(TableName::NAT).edit(Edit::Delete(chain("OUTPUT"), rule("-j HUB")));
+    world.iptables().restore(&again).unwrap();
+    assert_eq!(world.rules(), divided);
 }
 
 pub(crate) fn the_kernel_is_checked_without_a_change(world: &impl World) {
