@@ -339,21 +339,21 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     #[expect(clippy::disallowed_types, reason = "two threads of one call take turns")]
-    fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<()>> {
-        if let [(family, transaction)] = changes {
-            return vec![self.restore(*family, transaction)];
+    fn restore_families(&mut self, changes: &[(Family, &[Transaction])]) -> Vec<Result<()>> {
+        if let [(family, all)] = changes {
+            return vec![all.iter().try_for_each(|transaction| self.restore(*family, transaction))];
         }
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take_programs(*family)).collect();
         self.forget_listed();
         let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
         let lock = std::sync::Mutex::new(());
-        let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>>, &(Family, &Transaction))| {
+        let restore = |(iptables, (_, all)): &(Result<Iptables<R>>, &(Family, &[Transaction]))| {
             let restore = |iptables: &Iptables<R>| {
                 // The legacy programs of both families share one lock: in parallel, one would wait for the other and
                 // might give up.
                 let share_a_lock = iptables.backend() == Backend::Legacy;
                 let turn = || share_a_lock.then(|| lock.lock().unwrap_or_else(PoisonError::into_inner));
-                iptables.restore_in_turn(transaction, turn)
+                all.iter().try_for_each(|transaction| iptables.restore_in_turn(transaction, turn))
             };
             iptables.as_ref().map(restore).map_err(PortError::clone)
         };

@@ -123,9 +123,13 @@ pub trait Rules {
     /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) if another program held the lock too long.
     fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()>;
 
-    /// Like [`Rules::restore`] for several families; returns an outcome for each, in order. Families run in parallel if
-    /// possible, since most of the time goes into starting the programs.
-    fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<()>> {
-        changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
+    /// Like [`Rules::restore`] for several families, each with transactions that are applied in order until one fails.
+    /// Returns an outcome for each family, in order. Families run in parallel if possible, since most of the time goes
+    /// into starting the programs.
+    fn restore_families(&mut self, changes: &[(Family, &[iptables::Transaction])]) -> Vec<Result<()>> {
+        let mut restore = |(family, all): &(Family, &[iptables::Transaction])| {
+            all.iter().try_for_each(|transaction| self.restore(*family, transaction))
+        };
+        changes.iter().map(&mut restore).collect()
     }
 }

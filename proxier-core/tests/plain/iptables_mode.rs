@@ -1,5 +1,6 @@
 //! iptables mode on a kernel in memory: changes, restarts, strangers, faults.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use iptables::fake::FakeHost;
@@ -41,6 +42,15 @@ impl Node {
     /// Adds this many Services with two endpoints each.
     fn services(&mut self, count: u8) {
         self.serve_many(count, &["10.244.0.1", "10.244.0.2"]);
+    }
+
+    /// Adds 1,200 Services with two endpoints each.
+    fn thousand_services(&mut self) {
+        for number in 0..1_200_u16 {
+            let [high, low] = number.to_be_bytes();
+            self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.{high}.{low}")}));
+            self.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+        }
     }
 
     fn v4_rules(&self) -> String {
@@ -105,14 +115,7 @@ fn rule(text: &str) -> Rule {
 #[test]
 fn what_threads_make_in_parts_is_whole() {
     let mut node = new();
-    let publish = |node: &mut Node| {
-        for number in 0..1_200_u16 {
-            let [high, low] = number.to_be_bytes();
-            node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.{high}.{low}")}));
-            node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
-        }
-    };
-    publish(&mut node);
+    node.thousand_services();
     node.settles();
     let whole = node.v4_rules();
     assert_eq!(whole.matches(":KUBE-SVC-").count(), 1_200);
@@ -139,8 +142,26 @@ fn what_threads_make_in_parts_is_whole() {
     assert_eq!(sorted(&node.v4_rules()), sorted(&whole));
     // The next process finds everything.
     let mut next = node.next(options());
-    publish(&mut next);
+    next.thousand_services();
     assert_eq!(next.settles().writes(), 0);
+}
+
+/// The nft back end writes many new chains in several runs. Nothing leads to them until the last has succeeded.
+#[test]
+fn many_new_chains_are_connected_at_once() {
+    let mut node = with_backend(Backend::NfTables);
+    node.thousand_services();
+    let refused = Fault::new(Call::RulesRestore, PortErrorKind::Busy).family(Family::V4).after_calls(1);
+    node.kernel.fail(refused);
+    assert!(!node.pass().is_done());
+    let text = node.v4_rules();
+    assert!(text.contains(":KUBE-SEP-") && !text.contains("KUBE-SERVICES"), "{text}");
+    node.full_until_done();
+    let mut whole = with_backend(Backend::Legacy);
+    whole.thousand_services();
+    whole.settles();
+    let lines = |node: &Node| node.v4_rules().lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(lines(&node), lines(&whole));
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use std::slice;
+
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
 use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
@@ -72,20 +74,28 @@ pub(crate) fn both_families_at_once(world: &mut impl World) {
     let good = filling(TableName::NAT, "KUBE-SERVICES", &["-j RETURN"]);
     let mut bad = filling(TableName::NAT, "OTHER", &["-j ACCEPT"]);
     bad.table(TableName::NAT).edit(Edit::Append(chain("OTHER"), Rule::parse("-j NOWHERE").unwrap()));
-    assert_eq!(world.ports().rules.restore_families(&[(v6, &good), (v4, &good)]), [Ok(()), Ok(())]);
+    assert_eq!(
+        world.ports().rules.restore_families(&[(v6, slice::from_ref(&good)), (v4, slice::from_ref(&good))]),
+        [Ok(()), Ok(())]
+    );
     for family in FAMILIES {
         assert!(world.saved_rules(family, "nat").contains("-A KUBE-SERVICES -j RETURN\n"));
     }
-    // One family is refused, either one; the other is done.
+    // One family is refused, either one, and nothing is written after that; the other is done.
+    let last = filling(TableName::NAT, "LAST", &["-j RETURN"]);
     for (refused, done) in [(v4, v6), (v6, v4)] {
         let more = filling(TableName::NAT, "KUBE-POSTROUTING", &["-j RETURN"]);
-        let outcomes = world.ports().rules.restore_families(&[(refused, &bad), (done, &more)]);
+        let outcomes = world
+            .ports()
+            .rules
+            .restore_families(&[(refused, &[good.clone(), bad.clone(), last.clone()]), (done, &[more])]);
         let kinds: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().map_err(PortError::kind)).collect();
         assert_eq!(kinds, [Err(PortErrorKind::NotFound), Ok(&())]);
-        assert!(!world.saved_rules(refused, "nat").contains("OTHER"));
+        let saved = world.saved_rules(refused, "nat");
+        assert!(!saved.contains("OTHER") && !saved.contains("LAST"), "{saved}");
         assert!(world.saved_rules(done, "nat").contains("-A KUBE-POSTROUTING -j RETURN\n"));
         let undo = filling(TableName::NAT, "KUBE-POSTROUTING", &[]);
-        world.ports().rules.restore_families(&[(done, &undo)]).pop().unwrap().unwrap();
+        world.ports().rules.restore_families(&[(done, &[undo])]).pop().unwrap().unwrap();
     }
     assert_eq!(world.ports().rules.restore_families(&[]), []);
 }

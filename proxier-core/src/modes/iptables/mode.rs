@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::Dump;
+use iptables::{Backend, Dump, Transaction};
 
 use super::count::Tally;
 use super::diff::NewRules;
@@ -310,6 +310,7 @@ impl Mode {
         dump: Option<&Dump>,
         held: &BTreeSet<FrontendKey>,
         from_nothing: Option<NewRules>,
+        backend: Option<Backend>,
     ) -> Result<FamilyPlan> {
         let wanted = self.index.wanted(pass.desired);
         let state = self.families.of(family);
@@ -321,7 +322,8 @@ impl Mode {
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
-                FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)
+                let plan = FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)?;
+                Ok(plan.divided(dump, backend))
             }
             None => FamilyPlan::changed(family, &wanted, pass.changes),
         }
@@ -332,7 +334,7 @@ impl Mode {
         let mut drift = Vec::new();
         for plan in &plan.families {
             let state = self.families.of(plan.family);
-            if !state.is_known || plan.transaction.is_empty() || state.everything {
+            if !state.is_known || plan.transactions.is_empty() || state.everything {
                 continue;
             }
             let is_others = |key: &&FrontendKey| !pass.changes.has(key) && !self.held.contains(*key);
@@ -363,7 +365,8 @@ impl Mode {
         let tables = plan
             .families
             .iter()
-            .flat_map(|family| family.transaction.tables())
+            .flat_map(|family| &family.transactions)
+            .flat_map(Transaction::tables)
             .filter(|table| !table.edits().is_empty())
             .count();
         let after = base.wrapping_add(tables.try_into().ok()?);
@@ -511,9 +514,10 @@ impl modes::Mode for Mode {
             due.retain(|family| dumps.contains_key(family));
         }
         // All has been read.
+        let backend = if dumps.is_empty() { None } else { ports.rules.used_backend() };
         for family in due {
             let from_nothing = made.remove(&family);
-            match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing) {
+            match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing, backend) {
                 Ok(family) => plan.families.push(family),
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
             }
@@ -550,7 +554,7 @@ impl modes::Mode for Mode {
         self.left = self.generation_after(&plan, &written, ports.rules);
         applied.lacks.extend(self.lack.take());
         report.rule_counts = self.rule_counts(&written);
-        if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
+        if plan.families.iter().flat_map(|family| &family.transactions).any(|part| part.line_count() > LARGE) {
             parallel::free(plan);
         }
         let is_done = |family: &Family| written.iter().any(|of| of.family == *family && of.is_done);

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Dump, Transaction};
+use iptables::{Backend, Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{NewRules, RuleChanges, compare, update};
+use super::diff::{NewRules, RuleChanges, compare, divide, update};
 use super::lines;
 use super::observed::Keep;
 use super::wanted::Wanted;
@@ -31,7 +31,8 @@ pub(crate) struct IptablesPlan {
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPlan {
     pub(super) family: Family,
-    pub(super) transaction: Transaction,
+    /// What to write, in this order. None is empty.
+    pub(super) transactions: Vec<Transaction>,
     pub(super) frontends: FrontendChanges,
     pub(super) basis: Basis,
     /// Change of the number of rules.
@@ -87,6 +88,10 @@ pub(super) fn keep<'a>(
     keep
 }
 
+fn some(transaction: Transaction) -> Vec<Transaction> {
+    if transaction.is_empty() { Vec::new() } else { vec![transaction] }
+}
+
 impl FamilyPlan {
     /// Differences from the rules that were read. `served`: Frontends that the kernel serves. `from_nothing`: as in
     /// [`compare`].
@@ -126,7 +131,20 @@ impl FamilyPlan {
         services.retain(|service| !refused.contains(service));
         let basis = Basis::Read { services, refused, held: held.clone() };
         let (total, written) = Tally::after(dump, &transaction);
-        Ok(FamilyPlan { family, transaction, frontends, basis, rules: Outcome::Total(total), written })
+        Ok(FamilyPlan {
+            family,
+            transactions: some(transaction),
+            frontends,
+            basis,
+            rules: Outcome::Total(total),
+            written,
+        })
+    }
+
+    /// Divides it, as is best for this back end.
+    pub(super) fn divided(mut self, dump: &Dump, backend: Option<Backend>) -> Self {
+        self.transactions = self.transactions.into_iter().flat_map(|whole| divide(whole, dump, backend)).collect();
+        self
     }
 
     /// Changes since the last write.
@@ -140,12 +158,12 @@ impl FamilyPlan {
             }
         }
         let (_, written) = Tally::after(&Dump::default(), &transaction);
-        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
+        Ok(FamilyPlan { family, transactions: some(transaction), frontends, basis: Basis::Known, rules, written })
     }
 
     pub(super) fn is_empty(&self) -> bool {
         let is_tried_again = matches!(&self.basis, Basis::Read { refused, .. } if !refused.tried.is_empty());
-        self.transaction.is_empty() && !is_tried_again
+        self.transactions.is_empty() && !is_tried_again
     }
 }
 
@@ -155,7 +173,7 @@ impl Whole for FamilyPlan {
     }
 
     fn step(&self) -> Step {
-        let text = self.transaction.to_string();
+        let text: String = self.transactions.iter().map(Transaction::to_string).collect();
         let count = text.lines().filter(|line| !line.starts_with('*') && *line != "COMMIT").count();
         let mut step = Step::new(Action::Change, Part::Rules, self.family.name());
         step = step.with(format_args!("{count} lines for iptables-restore --noflush"));
@@ -169,10 +187,11 @@ impl Work for IptablesPlan {
         self.families.iter().all(FamilyPlan::is_empty)
     }
 
-    /// A family's operations are one run of `iptables-restore`: the changed Frontends, then the program's input.
+    /// A family's operations are one run of `iptables-restore`, or several for many new chains: the changed Frontends,
+    /// then the program's input.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
         Box::new(self.families.iter().flat_map(|family| {
-            let rules = (!family.transaction.is_empty()).then_some(Operation::Whole(family));
+            let rules = (!family.transactions.is_empty()).then_some(Operation::Whole(family));
             family.frontends.operations().chain(rules)
         }))
     }
@@ -215,8 +234,8 @@ pub(super) fn apply(
         applied.fail(Step::new(Action::Add, Part::Rules, "counters of packets"), error);
     }
     // Both families in one call, because starting the programs takes most of the time.
-    let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
-    let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
+    let changes: Vec<_> = plan.families.iter().filter(|family| !family.transactions.is_empty()).collect();
+    let changes: Vec<_> = changes.iter().map(|family| (family.family, &*family.transactions)).collect();
     let mut outcomes: BTreeMap<Family, Result<()>> = BTreeMap::new();
     if !changes.is_empty() {
         let restored = rules.restore_families(&changes);
@@ -291,7 +310,7 @@ fn finish(
     };
     written.is_done = outcome.is_ok();
     match outcome {
-        Ok(()) if plan.transaction.is_empty() && written.accepted.is_empty() => {}
+        Ok(()) if plan.transactions.is_empty() && written.accepted.is_empty() => {}
         Ok(()) => {
             applied.restored.push(plan.family);
             applied.count(Part::Rules, Action::Change, 1);
@@ -389,12 +408,12 @@ impl Search<'_, '_> {
         let out = waiting.iter().chain(self.refused.keys()).chain(self.left);
         let keep = keep(self.wanted, &dump, family, self.held, out);
         let compared = compare(self.wanted, &dump, family, &keep, None)?;
-        if !compared.transaction.is_empty()
-            && let Err(error) = self.rules.restore(family, &compared.transaction)
-        {
-            return if is_of_an_object(&error) { Ok(Some(error)) } else { Err(error) };
-        }
         let (total, written) = Tally::after(&dump, &compared.transaction);
+        for transaction in divide(compared.transaction, &dump, self.rules.used_backend()) {
+            if let Err(error) = self.rules.restore(family, &transaction) {
+                return if is_of_an_object(&error) { Ok(Some(error)) } else { Err(error) };
+            }
+        }
         self.total = Some(total);
         self.lines = self.lines.and(written);
         Ok(None)

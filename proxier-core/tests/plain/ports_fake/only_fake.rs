@@ -171,7 +171,8 @@ fn families_are_restored_one_after_the_other_where_they_share_a_lock() {
         let mut port = RulesPort::new(host.clone(), BackendChoice::Force(backend), Limits::default());
         let mut transaction = Transaction::new();
         transaction.table(TableName::NAT).replace_chain(&ChainName::new("MINE").unwrap(), []);
-        let outcomes = port.restore_families(&[(Family::V4, &transaction), (Family::V6, &transaction)]);
+        let all = [transaction];
+        let outcomes = port.restore_families(&[(Family::V4, &all), (Family::V6, &all)]);
         assert_eq!(outcomes, [Ok(()), Ok(())]);
         assert_eq!(host.most.load(Ordering::SeqCst), most, "{backend}");
         for family in Family::ALL {

@@ -1,6 +1,7 @@
 //! Writes what masquerades and guards: tables of nf_tables with the entries of their sets, or rules of iptables.
 
 use std::collections::BTreeMap;
+use std::slice;
 
 use ipset::Element;
 use ipvs::VirtualServerKey;
@@ -86,7 +87,8 @@ impl<'a> Run<'a, '_> {
         if possible.is_empty() {
             return;
         }
-        let transactions: Vec<_> = possible.iter().map(|change| (change.family, &change.changes.transaction)).collect();
+        let transactions: Vec<_> =
+            possible.iter().map(|change| (change.family, slice::from_ref(&change.changes.transaction))).collect();
         for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
             match &outcome {
