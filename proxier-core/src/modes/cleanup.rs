@@ -52,9 +52,18 @@ pub fn cleanup_beside_kube_proxy(config: &Config, mode: Kind, ports: &mut Ports<
         Kind::Ipvs => {
             let mut config = config.clone();
             config.ipvs.rules = RulesBy::Iptables;
-            cleanup(&config, Some(mode), ports)
+            let mut cleaned = Cleaned::default();
+            if ipvs::cleanup::cleanup_beside_kube_proxy(&config, ports, &mut cleaned) {
+                cleaned.extend(cleanup(&config, Some(mode), ports));
+            }
+            cleaned
         }
-        Kind::Iptables => cleanup(config, Some(mode), ports),
+        Kind::Iptables => {
+            let mut cleaned = cleanup(config, Some(mode), ports);
+            // This proxy's iptables mode may have one, but no kube-proxy has.
+            fast_path::cleanup(config, ports.tables, &mut cleaned);
+            cleaned
+        }
         Kind::Userspace => cleanup(config, None, ports),
     }
 }

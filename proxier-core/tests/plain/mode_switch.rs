@@ -8,10 +8,10 @@ use std::time::Duration;
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName, Transaction};
 use nftables::{Element, Operand, Set};
-use proxier_core::config::{Binding, Config};
+use proxier_core::config::{Binding, Config, FastPath, LocalTraffic, RulesBy};
 use proxier_core::engine::{Options, Removal};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
-use proxier_core::modes::cleanup::{cleanup, leftovers};
+use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, leftovers};
 use proxier_core::modes::{Cleaned, Kind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
@@ -659,6 +659,49 @@ fn rules_in_the_other_back_end_go_and_those_of_the_mode_stay() {
             assert_eq!(now.contains("-j KUBE-SVC-"), way.0 == Kind::Iptables, "{what}: {now}");
             assert_eq!(leftovers(&config(), Some(way.0), &mut kernel.clone().ports()), [""; 0], "{what}");
         }
+    }
+}
+
+/// A kube-proxy has none of these: it would leave them forever.
+#[test]
+fn what_kube_proxy_lacks_goes_on_the_way_back_to_the_same_mode() {
+    let lacked = |kernel: &FakeKernel| -> BTreeSet<String> {
+        let is_lacked = |line: &String| {
+            ["-A -f ", "Ipvs local ", "inet proxier-fast-path:", "ip proxier-ipvs:", "ip6 proxier-ipvs:"]
+                .iter()
+                .any(|start| line.starts_with(start))
+                || line.contains("NODE-PORT-SERVED")
+        };
+        held(kernel).into_iter().filter(is_lacked).collect()
+    };
+    for (kind, by, settings) in
+        [(Kind::Ipvs, RulesBy::Nftables, 3), (Kind::Ipvs, RulesBy::Iptables, 2), (Kind::Iptables, RulesBy::Iptables, 1)]
+    {
+        let kernel = kernel();
+        with_strangers(&kernel);
+        let mut options = options_of(kind);
+        options.config.ipvs.rules = by;
+        options.config.ipvs.binding = Binding::Routes;
+        options.config.ipvs.service_cidrs = vec!["10.96.0.0/12".parse().unwrap()];
+        options.config.ipvs.mark_split = by == RulesBy::Nftables;
+        options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+        options.config.fast_path = Some(FastPath::new(["*"])).filter(|_| kind == Kind::Iptables);
+        let config = options.config.clone();
+        let mut node = Node::begin(&kernel, options);
+        (1..=3).for_each(|number| node.serve_all(number));
+        node.started().settle();
+        let (before, all) = (lacked(&kernel), held(&kernel));
+        let starts: BTreeSet<&str> = before.iter().map(|line| line.split(' ').next().unwrap()).collect();
+        assert!(starts.len() >= settings, "{kind} {by}: {starts:?}");
+        for again in [false, true] {
+            let cleaned = cleanup_beside_kube_proxy(&config, kind, &mut kernel.clone().ports());
+            assert!(cleaned.is_done() && (cleaned.removed() == 0) == again, "{kind} {by}: {cleaned:#?}");
+            assert_eq!(lacked(&kernel), BTreeSet::new(), "{kind} {by}");
+        }
+        let is_of_marks = |line: &&String| line.starts_with("-a -f ");
+        let kept: Vec<_> = all.difference(&before).filter(|line| !is_of_marks(line)).collect();
+        let there = held(&kernel);
+        assert!(kept.iter().all(|line| there.contains(*line)), "{kind} {by}: {kept:#?}");
     }
 }
 

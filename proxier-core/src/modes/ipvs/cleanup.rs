@@ -44,7 +44,7 @@ pub fn cleanup(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) ->
         // The next cleanup needs the sets and addresses to recognize this proxy's virtual servers.
         return cleaned;
     }
-    clean_sets(&config, ports, &mut cleaned);
+    clean_sets(config.families.iter().flat_map(SetKey::all), &config, ports, &mut cleaned);
     guards::nft::cleanup(&config, ports.tables, &mut cleaned);
     match ports.links.addresses() {
         Ok(host) if reading::has_device(&host, &config.names) => {
@@ -57,6 +57,28 @@ pub fn cleanup(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) ->
     cleaned
 }
 
+/// Removes what this proxy has and a kube-proxy in IPVS mode lacks, while that serves: virtual servers of marks, local
+/// routes, and the set that records node ports. Call it before the tables are removed, which record the marks. Returns
+/// whether they may be.
+pub(crate) fn cleanup_beside_kube_proxy(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
+    let config = &of_both_families(config);
+    let marks = match guards::nft::marks(config, ports.tables) {
+        Ok(marks) => marks,
+        Err(unread) => {
+            cleaned.unread.extend(unread);
+            return false;
+        }
+    };
+    let is_done = marks.is_empty() || delete_virtual_servers(marks.into_keys(), ports, cleaned);
+    // Routes of proxies with other names look the same.
+    if config.names == KernelNames::default() {
+        delete_routes(RouteOwner::Ipvs, ports, cleaned);
+    }
+    let sets = config.families.iter().flat_map(SetKey::all);
+    clean_sets(sets.filter(|set| !set.kind.is_of_kube_proxy()), config, ports, cleaned);
+    is_done
+}
+
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
 pub(crate) fn cleanup_other_guards(
     config: &Config,
@@ -66,7 +88,8 @@ pub(crate) fn cleanup_other_guards(
 ) {
     removal(config.names.prefix, is_kept).carry_out(ports, cleaned);
     if config.ipvs.rules == RulesBy::Nftables {
-        clean_sets(&of_both_families(config), ports, cleaned);
+        let config = of_both_families(config);
+        clean_sets(config.families.iter().flat_map(SetKey::all), &config, ports, cleaned);
     } else {
         guards::nft::cleanup(config, ports.tables, cleaned);
     }
@@ -76,8 +99,8 @@ fn of_both_families(config: &Config) -> Config {
     Config { families: Families::Dual, ..config.clone() }
 }
 
-fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    for set in config.families.iter().flat_map(SetKey::all) {
+fn clean_sets(sets: impl Iterator<Item = SetKey>, config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    for set in sets {
         let set = set.named(config.names.prefix);
         let entries = ports.sets.entries(set);
         match entries.and_then(|entries| Ok(entries.is_some() || ports.sets.has_unfinished(set)?)) {
@@ -151,7 +174,16 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
         }
     };
     cleaned.foreign = foreign;
-    let operations: Vec<_> = observed.virtual_servers.into_keys().map(ipvs::Operation::DeleteVirtualServer).collect();
+    delete_virtual_servers(observed.virtual_servers.into_keys(), ports, cleaned)
+}
+
+/// Returns whether none of them is left.
+fn delete_virtual_servers(
+    keys: impl Iterator<Item = VirtualServerKey>,
+    ports: &mut Ports<'_>,
+    cleaned: &mut Cleaned,
+) -> bool {
+    let operations: Vec<_> = keys.map(ipvs::Operation::DeleteVirtualServer).collect();
     let mut failures = ports.ipvs.run(&operations.iter().collect::<Vec<_>>());
     failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
     let is_done = failures.is_empty();
