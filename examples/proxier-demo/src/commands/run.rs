@@ -118,7 +118,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await.map_err(Stopped::bad_input)?;
     let source = tokio::select! {
         source = source.finish(&mut tasks) => source.map_err(Stopped::bad_input)?,
-        () = signals.end() => return Ok(ExitCode::SUCCESS),
+        () = signals.end.asked() => return Ok(ExitCode::SUCCESS),
     };
     // Bad input is reported alone.
     let advice = if fell_back { None } else { settings.how_to_choose(configured.given.flag_of.is_some()) };
@@ -209,8 +209,7 @@ impl Attendant {
         let mut again: Option<PassSummary> = None;
         loop {
             tokio::select! {
-                _ = signals.terminate.recv() => break,
-                _ = signals.interrupt.recv() => break,
+                () = signals.end.asked() => break,
                 _ = signals.hangup.recv() => {
                     tracing::info!("SIGHUP: everything is compared now");
                     self.messages.send(Message::Resync).await.map_err(|_closed| gone())?;
@@ -238,7 +237,7 @@ impl Attendant {
             }
         }
         if self.mode.facts().is_process {
-            userspace::finish(&self.messages, self.end_timeout, signals.end()).await;
+            userspace::finish(&self.messages, self.end_timeout, signals.end.asked()).await;
         } else {
             tracing::info!("ending; everything in the kernel stays unchanged");
         }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
 
 use serde_json::{Value, json};
@@ -144,6 +145,13 @@ fn show_lists_what_each_mode_serves() {
             } else {
                 watched.extend(watched_rates(&["--manifests", &manifests], &mut || world.asks(SERVICE)));
             }
+            let mut watching = command(&["show", "--watch", "0.2", "-o", "json", "--manifests", &manifests]);
+            let mut watching = watching.stdout(std::process::Stdio::piped()).spawn().unwrap();
+            let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+            lines.next().unwrap().unwrap();
+            tool(&format!("kill -HUP {}", watching.id()));
+            // Without its terminal.
+            assert_eq!(watching.wait().unwrap().signal(), Some(1));
             let text = show(&[]);
             assert!(text.contains(&format!("\n{mode} mode: ")) && text.contains("demo/web:http"), "{text}");
             outputs.extend([before, after]);

@@ -17,7 +17,7 @@ use super::rates::History;
 use super::terminal::Screen;
 use super::{Picture, Services};
 use crate::engine::kernel;
-use crate::engine::signals::Signals;
+use crate::engine::signals::EndSignals;
 use crate::output::Output;
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
@@ -30,11 +30,12 @@ const NAMES_AGAIN: Duration = Duration::from_secs(30);
 /// per read.
 pub async fn watch(configured: &Configured, output: Output, every: Duration) -> Result<ExitCode, Stopped> {
     let mut kernel = kernel::open()?;
-    let mut signals = Signals::listen().map_err(|error| Problem::new("signals", error.to_string()))?;
+    // Not SIGHUP: without its terminal, this ends as other programs do.
+    let mut signals = EndSignals::listen().map_err(|error| Problem::new("signals", error.to_string()))?;
     let host = kernel.ports().links.addresses()?;
     tokio::select! {
         biased;
-        () = signals.end() => Ok(ExitCode::SUCCESS),
+        () = signals.asked() => Ok(ExitCode::SUCCESS),
         ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
             Ok(never) => match never {},
             Err(None) => Ok(ExitCode::SUCCESS),
