@@ -43,6 +43,13 @@ fn begin(configured: &Configured, api: &Handle) -> Result<Begun, Stopped> {
     Ok((source, messages, inbox))
 }
 
+/// Begins on another thread, since files may be large, and standard input may never end.
+async fn begin_beside(configured: &Configured, api: &'static Handle) -> Result<Begun, Stopped> {
+    let configured = configured.clone();
+    let begun = tokio::task::spawn_blocking(move || begin(&configured, api)).await;
+    begun.unwrap_or_else(|error| Err(Problem::new("", format!("Services cannot be read ({error})")).into()))
+}
+
 /// Returns the source, restarted if the chosen mode needs more of the cluster than the configured one.
 fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Handle) -> Result<Begun, Stopped> {
     let chosen = &chosen.configured;
@@ -74,7 +81,10 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     privileges::NET_ADMIN.require()?;
     let (_lock, api) = (Lock::take()?, start_api()?);
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
-    let (source, messages, inbox) = begin(configured, api)?;
+    let (source, messages, inbox) = tokio::select! {
+        begun = begin_beside(configured, api) => begun?,
+        () = signals.end.asked() => return Ok(ExitCode::SUCCESS),
+    };
     let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
     // Nodes are eligible once their Node was seen; manifests need no Node.
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
@@ -86,7 +96,12 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     let shared = health.clone();
     let serve = move |listener| serve_health(listener, shared);
     start_server(what, (healthz, hard_fail), &recorder, &mut tasks, serve).await.map_err(Stopped::bad_input)?;
-    let chosen = match choose_beside(configured).await {
+    let chosen = tokio::select! {
+        chosen = choose_beside(configured) => chosen,
+        // What still asks the kernel has written nothing to it, and ends with the process.
+        () = signals.end.asked() => return Ok(ExitCode::SUCCESS),
+    };
+    let chosen = match chosen {
         Ok(chosen) => chosen,
         Err(mut problems) => {
             // Report bad input too, since it decides the exit code.

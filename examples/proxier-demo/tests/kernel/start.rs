@@ -1,9 +1,12 @@
 //! What the log says of passes, and settings that are written from a pod.
 
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use testkit::{Need, Netns, kernel_test};
 
 use crate::program::world::web;
-use crate::program::{Folder, Running, command, set_up, tool, with_node_port};
+use crate::program::{Folder, Running, command, set_up, status_of, tool, with_node_port};
 
 /// The milliseconds at the end of a line.
 fn took(line: &str) -> f64 {
@@ -62,7 +65,7 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
             "--conntrack-tcp-timeout-close-wait",
             "1h",
         ]);
-        let mut pod = std::process::Command::new("unshare");
+        let mut pod = Command::new("unshare");
         pod.args(["--mount", "--propagation", "private", "sh", "-c", MOUNT]).arg(inner.get_program());
         let running = Running::spawn({
             pod.args(inner.get_args());
@@ -74,6 +77,51 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
         }
         assert!(!running.log().contains("cannot be written"), "{}", running.log());
         assert!(running.end().success());
-        let _others_may_use_it = std::process::Command::new("rmdir").args(["-p", "/host/proc/sys/net"]).output();
+        let _others_may_use_it = Command::new("rmdir").args(["-p", "/host/proc/sys/net"]).output();
+    });
+}
+
+/// At most as long as nothing is waited for.
+fn ends_at_once(running: Running, when: &str) {
+    let begun = Instant::now();
+    let status = running.end();
+    let took = begun.elapsed();
+    assert!(status.code() == Some(0) && took < Duration::from_secs(3), "{when}: {status} after {took:?}");
+}
+
+#[test]
+fn a_signal_ends_a_start_that_waits_for_its_input() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        tool("ip link set lo up");
+        let mut waiting = command(&["run", "--manifests", "-", "--proxy-mode", "nftables"]);
+        waiting.stdin(Stdio::piped());
+        let running = Running::spawn(waiting);
+        running.until_logged("proxier-demo ");
+        std::thread::sleep(Duration::from_millis(300));
+        ends_at_once(running, "standard input stays open");
+    });
+}
+
+/// Somebody holds the lock of iptables-legacy, for which each trial rule waits.
+#[test]
+fn a_signal_ends_a_start_that_waits_for_the_lock_of_iptables() {
+    kernel_test(&[Need::Root, Need::Mounts, Need::Veth, Need::IptablesLegacy], || {
+        set_up();
+        // A rule of the legacy programs: the host uses these, and these have a lock.
+        tool("iptables-legacy -A INPUT -s 203.0.113.99 -j DROP");
+        let folder = Folder::with("web.yaml", &web());
+        let run = format!(
+            "mount -t tmpfs -o mode=755 tmpfs /run && exec 9>/run/xtables.lock && flock 9 && exec {} run --manifests {} --hostname-override n1 \
+             --proxy-mode iptables --healthz-bind-address 127.0.0.1:10256",
+            env!("CARGO_BIN_EXE_proxier-demo"),
+            folder.0.display()
+        );
+        let mut waiting = Command::new("unshare");
+        waiting.args(["--mount", "--propagation", "private", "sh", "-c", &run]);
+        let running = Running::spawn(waiting);
+        running.until("it is live", || status_of("10256/livez") == 200);
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!running.log().contains("serving in"), "it waits: {}", running.log());
+        ends_at_once(running, "the lock is held");
     });
 }
