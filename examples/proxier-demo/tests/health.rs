@@ -278,6 +278,8 @@ async fn the_server_of_a_service() {
     servers.update(&one(other_port, 1), &loopback).await;
     assert!(ask(at(port), "GET", "/").await.is_err(), "another port: the old one is closed");
     assert_eq!(get(at(other_port), "/").await.status, 200);
+    health.set_ending();
+    assert_eq!(get(at(other_port), "/").await.status, 503, "new connections are refused");
     servers.update(&BTreeMap::new(), &loopback).await;
     assert!(ask(at(other_port), "GET", "/").await.is_err());
 }

@@ -35,6 +35,7 @@ struct Conditions {
     pending: Option<Instant>,
     ready: bool,
     node_eligible: bool,
+    is_ending: bool,
     metrics: Metrics,
     api: Option<Arc<Counters>>,
 }
@@ -89,6 +90,13 @@ impl Health {
     /// before it was seen. Default yes.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
+    }
+
+    /// Records that this process no longer serves new connections, so that load balancers choose other nodes. It stays
+    /// live.
+    pub fn set_ending(&self) {
+        let mut state = self.state();
+        (state.is_ending, state.node_eligible, state.ready) = (true, false, false);
     }
 
     pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
@@ -148,9 +156,10 @@ impl Health {
         zpages::slis(&state.metrics, live && state.node_eligible, live)
     }
 
-    /// Whether nothing has been pending too long.
+    /// Whether nothing has been pending too long, and this process is not ending.
     pub fn is_healthy(&self, now: Instant) -> bool {
-        self.is_in_time(self.state().pending, now)
+        let state = self.state();
+        !state.is_ending && self.is_in_time(state.pending, now)
     }
 
     fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {

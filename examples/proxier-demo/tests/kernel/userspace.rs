@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use testkit::{Need, kernel_test};
 
-use crate::program::{Folder, Running, command, configuration, demo, joined, ok, pair, text, tool};
+use crate::program::{Folder, Running, command, configuration, demo, joined, ok, pair, status_of, text, tool};
 
 const TCP: &str = "{name: http, port: 8080, protocol: TCP}";
 
@@ -96,6 +96,8 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
         running.signal("TERM");
         running.until_logged("ending: connections have 20 s to finish");
         running.until("nobody else is served", || greeted("10.96.0.10:80").is_none());
+        let asked = ["healthz", "readyz", "livez"].map(|path| status_of(&format!("10256/{path}")));
+        assert_eq!(asked, [503, 503, 200], "load balancers choose other nodes");
         open.write_all(b"still").unwrap();
         let mut answer = [0; 5];
         open.read_exact(&mut answer).unwrap();

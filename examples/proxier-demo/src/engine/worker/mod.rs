@@ -245,6 +245,7 @@ impl Worker {
                 }
             }
             Message::Finish(patience, done) => {
+                self.health.set_ending();
                 let _main_has_ended = done.send(engine.kernel().finish(patience));
                 self.is_finished = true;
             }
