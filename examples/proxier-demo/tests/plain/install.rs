@@ -186,6 +186,8 @@ fn the_unit_gives_the_program_what_it_calls_and_little_more() {
         ],
         || {
             let unit = deploy("systemd/proxier-demo.service");
+            // Otherwise systemd deletes the lock of a process that does not belong to the unit.
+            assert!(unit.contains("\nRuntimeDirectoryPreserve=yes\n"));
             let capabilities = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=CAP_")).unwrap();
             let capabilities = capabilities.to_lowercase().replace(" cap_", ",+");
             let folder = Folder::new("unit");
