@@ -443,6 +443,7 @@ fn take_over_leaves_no_node_without_a_proxy() {
         assert_eq!(programs.read("label").trim(), label, "{what}");
         let said = text(&output.stdout) + &text(&output.stderr);
         assert!(said.contains(says), "{what}");
+        assert_eq!(said.contains("cleanup --keep"), says.ends_with("comes back"), "{what}");
         assert_eq!(programs.read("proxy-asked").is_empty(), check != "True", "{what}");
     }
 }
