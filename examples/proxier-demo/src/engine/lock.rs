@@ -50,11 +50,13 @@ impl Lock {
     }
 
     /// Process that holds, or last held, the lock of this thread's network namespace. `None` if there was none, or if
-    /// it belongs to another container, in which case its id has no meaning here.
-    pub(crate) fn holder() -> Option<u32> {
-        let mut file = File::open(Path::new(BASE).join(FOLDER).join(file_name())).ok()?;
-        let holder = Holder::read(&mut file)?;
-        (holder.namespace == namespace("pid")).then_some(holder.pid)
+    /// its container is not visible from here.
+    pub(crate) fn holder() -> io::Result<Option<u32>> {
+        let mut file = match File::open(Path::new(BASE).join(FOLDER).join(file_name())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        Ok(Holder::read(&mut file).and_then(|holder| holder.number_here()))
     }
 
     /// Takes the lock like [`Lock::take`], with the directory below `base` instead of `/run`.
@@ -207,6 +209,28 @@ impl Holder {
         let pid = lines.next()?.parse().ok()?;
         let namespace = lines.next()?.parse().ok()?;
         Some(Holder { pid, namespace, command: lines.next()?.to_owned() })
+    }
+
+    /// Its number in this process's namespace.
+    fn number_here(&self) -> Option<u32> {
+        if self.namespace == namespace("pid") {
+            return Some(self.pid);
+        }
+        let is_it = |process: &Path| {
+            let is_there = || process.join("ns/pid").metadata().is_ok_and(|of| of.ino() == self.namespace);
+            // Its number in each namespace, the innermost last (proc_pid_status(5)).
+            let status = || std::fs::read_to_string(process.join("status")).unwrap_or_default();
+            let is_of_number = |line: &str| {
+                let numbers = line.strip_prefix("NSpid:").and_then(|numbers| numbers.split_whitespace().next_back());
+                numbers.is_some_and(|number| number.parse() == Ok(self.pid))
+            };
+            is_there() && status().lines().any(is_of_number)
+        };
+        let mut processes = std::fs::read_dir("/proc").ok()?.filter_map(Result::ok);
+        processes.find_map(|process| {
+            let number = process.file_name().to_str()?.parse().ok()?;
+            is_it(&process.path()).then_some(number)
+        })
     }
 
     /// Whether the process exists, as far as this process can see.

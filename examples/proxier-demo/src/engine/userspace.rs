@@ -26,7 +26,9 @@ pub(crate) fn raise_open_files() -> u64 {
 
 /// Tells the kernel ports on which sockets the running proxy listens, if one runs.
 pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Problem> {
-    let Some(process) = Lock::holder() else { return Ok(()) };
+    let unknown =
+        |error| Problem::new("", format!("the process that runs here cannot be found ({error}); ask as root"));
+    let Some(process) = Lock::holder().map_err(unknown)? else { return Ok(()) };
     match sockets::listened_on(process) {
         Ok(listening) => kernel.set_elsewhere(listening),
         // The process has ended.

@@ -2,10 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use testkit::{Need, kernel_test};
+use testkit::{Executable, Need, kernel_test};
 
 use crate::program::{Folder, Running, command, configuration, demo, joined, ok, pair, status_of, text, tool};
 
@@ -109,6 +110,34 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
         ok(&command(&["cleanup"]).output().unwrap());
         assert_eq!(routes(), "");
         assert!(tool("ip route show table local").contains("198.51.100.0/24"), "what is somebody else's stays");
+    });
+}
+
+/// A pod has process numbers of its own.
+#[test]
+fn a_plan_on_the_node_sees_the_listeners_of_a_pod() {
+    kernel_test(&[Need::Root, Need::Mounts, Need::Tool("setpriv")], || {
+        set_up();
+        let manifests = Folder::with("web.yaml", &web());
+        let inner = command(&joined(&["run"], &userspace(&manifests)));
+        let mut pod = Command::new("unshare");
+        pod.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(inner.get_program()).args(inner.get_args());
+        let running = Running::spawn(pod);
+        running.until("it serves", || greeted("10.96.0.10:80").is_some());
+        let plan = ok(&demo(&joined(&["plan"], &userspace(&manifests))));
+        assert!(plan.starts_with("nothing to do: the kernel has the desired state\n"), "{plan}");
+
+        let mut nobody = Command::new("setpriv");
+        let capabilities = "+net_admin,+net_raw,+net_bind_service";
+        nobody.args(["--reuid=65534", "--inh-caps", capabilities, "--ambient-caps", capabilities]);
+        let inner = command(&joined(&["plan"], &userspace(&manifests)));
+        let program = Executable::of(Path::new(inner.get_program())).unwrap();
+        let plan = nobody.arg(program.path()).args(inner.get_args()).output().unwrap();
+        let said = text(&plan.stderr);
+        assert!(
+            said.contains("cannot be found (Permission denied (os error 13)); ask as root: its listeners"),
+            "{said}"
+        );
     });
 }
 
