@@ -34,9 +34,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh network namespace every time."));
     report.note(format!(
         "iptables mode: a whole pass of the reconciler, from checked objects to both families' tables, the reading of the tables \
-         before included. iptables-restore: the very texts that such a pass writes to both families, noted from one, by the same \
+         before included. iptables-restore: the texts that such a pass writes to both families, undivided, noted from one, by the same \
          programs and likewise: families one after the other by the legacy back end, which has one lock for both, else in \
-         parallel; the texts are ready. By the legacy back end, and with up to {NFT_LIMIT} Services by the nft one. Unsorted: the same \
+         parallel; the texts are ready. By the legacy back end, and with up to {NFT_LIMIT} Services by the nft one, for which the pass \
+         divides the text of many new chains. Unsorted: the same \
          texts with the chains in the order of Services, as kube-proxy has them.",
     ));
     report.note(
