@@ -189,7 +189,7 @@ objects! {
 
     /// `conntrack`.
     Conntrack {
-        /// Entries per CPU. 0: the kernel's.
+        /// Entries per CPU, together at most 1,048,576; `min` may ask for more. 0: the kernel's.
         max_per_core: Option<i64> = 32 * 1024_i64,
         /// Minimum number of entries.
         min: Option<i64> = 128 * 1024_i64,

@@ -355,7 +355,7 @@ impl Check<'_> {
         let most = i64::from(i32::MAX);
         let each: u32 = self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, most);
         let min: u32 = self.number("conntrack.min", asked.min.unwrap_or(0), 0, most);
-        host.conntrack_max = (each > 0).then(|| each.saturating_mul(processors()).max(min));
+        host.conntrack_max = (each > 0).then(|| each.saturating_mul(processors()).min(MOST_BY_PROCESSORS).max(min));
         host.tcp_be_liberal = asked.tcp_be_liberal;
         let timeout = |asked: Option<GoDuration>| asked.unwrap_or_default();
         host.tcp_established_secs =
@@ -394,6 +394,10 @@ impl Check<'_> {
         format == "json"
     }
 }
+
+/// Most tracked connections that follow from the number of processors, as in kube-proxy from 1.36: with hundreds of them
+/// the table could take gigabytes.
+const MOST_BY_PROCESSORS: u32 = 1 << 20;
 
 /// Number of the host's processors that are online. The connection table is the host's, so the share of them that this
 /// process may use (affinity, a container's limit) does not count.

@@ -492,6 +492,14 @@ fn the_connection_table_is_for_all_processors() {
     assert_eq!(on_one.join().unwrap(), entries());
 }
 
+/// The kernel takes no number of more than 31 bits either.
+#[test]
+fn many_processors_ask_for_no_endless_connection_table() {
+    let entries =
+        |min: u32| check(&format!("conntrack: {{maxPerCore: 2147483647, min: {min}}}")).unwrap().host.conntrack_max;
+    assert_eq!([0, 131_072, 2_000_000].map(entries), [1 << 20, 1 << 20, 2_000_000].map(Some));
+}
+
 #[test]
 fn timeouts_of_userspace_mode_are_checked() {
     let of = |body: &str| {
