@@ -209,9 +209,6 @@ objects! {
     DetectLocal {
         /// Device for mode `BridgeInterface`.
         bridge_interface: String,
-        /// Networks for mode `ClusterCIDR`, in newer releases.
-        #[serde(rename = "clusterCIDRs", skip_serializing_if = "Vec::is_empty")]
-        cluster_cidrs: Vec<String>,
         /// Prefix of device names for mode `InterfaceNamePrefix`.
         interface_name_prefix: String,
     }

@@ -342,14 +342,15 @@ fn check(body: &str) -> Result<Settings, Vec<String>> {
 
 #[test]
 fn unknown_fields_cause_warnings() {
-    let (object, warnings) = parsed("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
+    let (object, warnings) = parsed(
+        "ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\ndetectLocal: {clusterCIDRs: [10.0.0.0/8]}\n",
+    )
+    .unwrap();
     assert_eq!(object.ipvs.scheduler, "wlc");
     assert_eq!(
         warnings,
-        [
-            "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
-            "config.conf: newField: no such field in this format; it is ignored"
-        ]
+        ["detectLocal.clusterCIDRs", "ipvs.sheduler", "newField"]
+            .map(|field| format!("config.conf: {field}: no such field in this format; it is ignored"))
     );
 }
 
