@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 
 use ipvs::model::SnapshotEntry;
+use proxier_core::config::LocalTraffic;
 use proxier_core::engine::Reconciler;
 use proxier_core::inspect::{list_frontends, trace};
 use proxier_core::modes::nftables::list_kube_proxy;
@@ -135,7 +136,15 @@ impl Side {
     fn trace(&self, client: Client, to: FrontendKey) -> Option<Trace> {
         let proxier = self.proxier();
         let packet = match client {
-            Client::Pod => Packet::new(pod(proxier, to.family())?, to),
+            Client::Pod => {
+                let packet = Packet::new(pod(proxier, to.family())?, to);
+                match &proxier.facts().config().local_traffic {
+                    LocalTraffic::BridgeInterface(name) | LocalTraffic::InterfaceNamePrefix(name) => {
+                        packet.by(name.as_str())
+                    }
+                    LocalTraffic::ClusterCidrs(_) | LocalTraffic::NodeCidr => packet,
+                }
+            }
             Client::InRange => {
                 let ranges = proxier.desired().frontend(&to)?.source_ranges.clone()?;
                 let of_family = ranges.iter().find(|range| Family::of(range.addr()) == to.family())?;
@@ -177,10 +186,14 @@ impl Side {
     }
 }
 
-/// The address of a pod of this node, if its network is known.
+/// The address of a pod of this node, or of any pod if the Node object has no network of pods.
 fn pod(proxier: &Reconciler, family: Family) -> Option<IpAddr> {
-    let network = proxier.facts().pod_cidr(family)?;
-    Some(match network.network() {
+    let facts = proxier.facts();
+    let of_cluster = || match &facts.config().local_traffic {
+        LocalTraffic::ClusterCidrs(all) => all.iter().copied().find(|network| Family::of(network.addr()) == family),
+        _ => None,
+    };
+    Some(match facts.pod_cidr(family).or_else(of_cluster)?.network() {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().saturating_add(2)).into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().saturating_add(2)).into(),
     })

@@ -37,8 +37,12 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ";
 
 fn run(more: &[&str]) -> (i32, String, String) {
+    run_with(SERVICES, more)
+}
+
+fn run_with(services: &str, more: &[&str]) -> (i32, String, String) {
     let folder = Folder::new("diff");
-    let path = folder.put("all.yaml", SERVICES).display().to_string();
+    let path = folder.put("all.yaml", services).display().to_string();
     let common = ["diff", "--manifests", &path, "--hostname-override", "n1", "--cluster-cidr", "10.244.0.0/16"];
     let output = demo(&[&common, more].concat());
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
@@ -68,6 +72,35 @@ fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
     );
     let groups = data["services"][0]["groups"].as_array().unwrap();
     assert!(groups.iter().any(|group| group["frontends"][0] == "TCP 192.0.2.1:30080"), "{data}");
+}
+
+/// Many network plugins give addresses by themselves, and no Node has a network of pods.
+#[test]
+fn a_pod_is_a_client_without_a_network_of_the_node() {
+    let services = SERVICES.replace("spec: {podCIDR: 10.244.1.0/24}\n", "");
+    let (_, said, _) = run_with(&services, &["--from", "ipvs", "--to", "nftables"]);
+    let pod = "a pod of this node: gets 10.244.1.6:8080, which sees the client's address → gets 10.244.1.6:8080 or 10.244.2.5:8080, which";
+    assert!(said.contains(pod), "{said}");
+}
+
+/// Pods are told by the device that their packets come in by, which a process does not see.
+#[test]
+fn a_pod_comes_by_the_device_of_pods() {
+    let here = "gets 10.244.1.6:8080, which sees";
+    let all = "gets 10.244.1.6:8080 or 10.244.2.5:8080, which sees the client's address";
+    for by in [
+        ["--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth"],
+        ["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"],
+    ] {
+        for (from, to, expected) in [
+            ("ipvs", "nftables", format!("a pod of this node: {here} the client's address → {all}")),
+            ("nftables", "userspace", format!("a pod of this node: {all} → {here} this node's address")),
+        ] {
+            let (_, said, _) = run(&[&["--from", from, "--to", to], &by[..]].concat());
+            let node_port = said.split("shop/web TCP 192.0.2.1:30080").nth(1).unwrap_or_default();
+            assert!(node_port.contains(&expected), "{by:?} {said}");
+        }
+    }
 }
 
 #[test]
