@@ -239,6 +239,29 @@ async fn an_address_in_use_is_waited_for_or_the_end() {
     assert!(tokio::time::timeout(Duration::from_millis(200), waiting).await.is_err());
 }
 
+/// The default address is one of IPv4, and nodes of two families are checked by either.
+#[tokio::test]
+async fn every_address_is_of_both_families() {
+    if !has_ipv6() {
+        eprintln!("SKIPPED every_address_is_of_both_families: it needs IPv6");
+        return;
+    }
+    let at = |address: &str, port| SocketAddr::new(address.parse().unwrap(), port);
+    for every in ["0.0.0.0", "::"] {
+        let listener = listen("health", at(every, 0), true, |_| {}).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(serve_health(listener, Health::new(Duration::from_secs(30), Families::Dual)));
+        for own in ["127.0.0.1", "::1"] {
+            assert_eq!(get(at(own, port), "/livez").await.status, 200, "{own} of {every}");
+        }
+    }
+    // Another program has the port in IPv6.
+    let other = TcpListener::bind("[::1]:0").await.unwrap();
+    let port = other.local_addr().unwrap().port();
+    let listener = listen("health", at("0.0.0.0", port), true, |_| {}).await.unwrap();
+    assert_eq!(listener.local_addr().unwrap(), at("0.0.0.0", port));
+}
+
 #[tokio::test]
 async fn the_server_of_a_service() {
     let health = Health::new(Duration::from_secs(30), Families::Dual);

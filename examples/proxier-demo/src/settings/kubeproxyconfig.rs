@@ -133,7 +133,7 @@ objects! {
         /// Feature gates. `AllowServiceExternalIPs: false` ignores external IPs of Services. Any other gate has no
         /// effect here, and causes a warning. Names are not checked against a kube-proxy release.
         feature_gates: BTreeMap<String, bool>,
-        /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
+        /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses, of both families.
         healthz_bind_address: String,
         /// The node's name. Default: the host name.
         hostname_override: String,

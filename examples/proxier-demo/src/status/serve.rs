@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -30,7 +30,7 @@ pub async fn listen(
     mut failed: impl FnMut(&Problem),
 ) -> Result<TcpListener, Problem> {
     loop {
-        let error = match bind(address, server::Families::Both) {
+        let error = match open(address) {
             Ok(listener) => return Ok(listener),
             Err(error) => error,
         };
@@ -47,6 +47,15 @@ pub async fn listen(
         tracing::error!("{problem}; trying again in 5 s");
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
+}
+
+/// Binds an address. `0.0.0.0` means every address of IPv6 too, as in Go and so in kube-proxy, whose default it is: load
+/// balancers check nodes of two families by either.
+fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
+    let opened = (address.ip() == Ipv4Addr::UNSPECIFIED).then(|| bind(both, server::Families::Both).ok()).flatten();
+    // The kernel may lack IPv6, or another program have the port there.
+    opened.map_or_else(|| bind(address, server::Families::Both), Ok)
 }
 
 /// Serves `/healthz`, `/livez` and `/readyz` until it is dropped.
