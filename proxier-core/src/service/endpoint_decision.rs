@@ -41,6 +41,11 @@ impl EndpointDecision {
         self.flags.contains(EndpointFlags::LOCAL)
     }
 
+    fn is_for_zone_of(&self, facts: &NodeFacts) -> bool {
+        let zones = self.zones.as_deref().unwrap_or_default();
+        facts.zone.as_deref().is_some_and(|here| zones.iter().any(|zone| **zone == *here))
+    }
+
     /// State of the endpoint in a word or two.
     pub fn condition(&self) -> &'static str {
         let is = |flags| self.flags.contains(flags);
@@ -60,6 +65,10 @@ impl EndpointDecision {
         match (self.cluster, is(EndpointFlags::READY)) {
             (true, true) => "it is ready".to_owned(),
             (true, false) => "no endpoint is ready, and it still serves".to_owned(),
+            // Hints for nodes decide first, and each endpoint has both kinds with `PreferSameNode`.
+            (false, true) if self.is_for_zone_of(facts) => {
+                "hints: others are meant for this node, this one for another".to_owned()
+            }
             (false, true) => {
                 let zones = self.zones.as_deref().unwrap_or_default().join(", ");
                 let here = facts.zone.as_deref().unwrap_or("none");

@@ -319,13 +319,14 @@ impl Explanation {
             let endpoints = families
                 .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
                 .map(|mut decision| {
-                    let is_elsewhere = stays && decision.cluster && !decision.local;
                     if stays {
                         decision.cluster = decision.local;
                     }
                     let mut reason = decision.reason(service, facts);
-                    if is_elsewhere {
+                    if stays && !decision.is_here() {
                         "the policy is Local, and it is not on this node".clone_into(&mut reason);
+                    } else if stays && decision.local && !decision.is_ready() {
+                        "no endpoint on this node is ready, and it still serves".clone_into(&mut reason);
                     }
                     if left_out.contains(&(port.protocol, decision.endpoint)) {
                         (decision.cluster, decision.local) = (false, false);

@@ -123,6 +123,63 @@ fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
     assert!(explained.contains("    10.244.2.7:8080 ready: gets traffic, it is ready\n"), "{explained}");
 }
 
+/// Hints for nodes decide before those for zones, and policy `Local` before both.
+#[test]
+fn the_reason_of_an_endpoint_is_what_decides() {
+    let service = |policy: &str| {
+        format!(
+            "apiVersion: v1
+kind: Service
+metadata: {{name: near, namespace: shop}}
+spec: {{clusterIP: 10.96.0.10, internalTrafficPolicy: {policy}, ports: [{{name: http, port: 80, protocol: TCP}}]}}
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: n1, labels: {{topology.kubernetes.io/zone: z1}}}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: near-1, namespace: shop, labels: {{kubernetes.io/service-name: near}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints:
+"
+        )
+    };
+    let hints =
+        |node: &str, zone: &str| format!("hints: {{forNodes: [{{name: {node}}}], forZones: [{{name: {zone}}}]}}");
+    let near = format!(
+        "- {{addresses: [10.244.1.5], nodeName: n1, {}}}\n- {{addresses: [10.244.2.7], nodeName: n2, {}}}\n",
+        hints("n1", "z1"),
+        hints("n2", "z1")
+    );
+    let far = format!(
+        "- {{addresses: [10.244.1.5], nodeName: n1, conditions: {{ready: false, serving: true, terminating: true}}}}
+- {{addresses: [10.244.2.7], nodeName: n2, {}}}\n- {{addresses: [10.244.3.9], nodeName: n3, {}}}\n",
+        hints("n2", "z1"),
+        hints("n3", "z2")
+    );
+    let elsewhere = "gets none, the policy is Local, and it is not on this node";
+    for (text, expected) in [
+        (service("Cluster") + &near, vec![
+            "10.244.1.5:8080 ready, on this node: gets traffic, it is ready".to_owned(),
+            "10.244.2.7:8080 ready: gets none, hints: others are meant for this node, this one for another".to_owned(),
+        ]),
+        (service("Local") + &far, vec![
+            "10.244.1.5:8080 stopping, still serving, on this node: gets traffic, no endpoint on this node is ready, and it still serves"
+                .to_owned(),
+            format!("10.244.2.7:8080 ready: {elsewhere}"),
+            format!("10.244.3.9:8080 ready: {elsewhere}"),
+        ]),
+    ] {
+        let explained = ok(&Input::new(&text).run("nftables", &["explain", "shop/near"]));
+        let flat = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+        for line in expected {
+            assert!(flat.contains(&line), "{line}\n{explained}");
+        }
+    }
+}
+
 /// What can be read is answered, and the exit code says that not everything could.
 #[test]
 fn objects_that_cannot_be_read_are_in_the_exit_code() {
