@@ -1,6 +1,6 @@
 //! Selects the endpoints of each kind of traffic, and weighs them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -67,17 +67,19 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
             }));
         }
     }
-    let worse = |candidate: &Candidate<'_>| {
-        let lacks = |flag| !candidate.is(flag);
-        let state = (lacks(EndpointFlags::READY), lacks(EndpointFlags::SERVING), lacks(EndpointFlags::LOCAL));
-        (candidate.is(EndpointFlags::TERMINATING), state)
-    };
     candidates.sort_by(|a, b| {
         let by_place = (a.address, a.port).cmp(&(b.address, b.port));
-        by_place.then_with(|| worse(a).cmp(&worse(b))).then_with(|| a.zones.cmp(&b.zones))
+        by_place.then_with(|| rank(a.flags).cmp(&rank(b.flags))).then_with(|| a.zones.cmp(&b.zones))
     });
     candidates.dedup_by_key(|candidate| (candidate.address, candidate.port));
     candidates
+}
+
+/// Rank of an endpoint among those with its address; the least wins.
+fn rank(flags: EndpointFlags) -> impl Ord {
+    let lacks = |flag| !flags.contains(flag);
+    let state = (lacks(EndpointFlags::READY), lacks(EndpointFlags::SERVING), lacks(EndpointFlags::LOCAL));
+    (flags.contains(EndpointFlags::TERMINATING), state)
 }
 
 #[derive(Debug)]
@@ -163,15 +165,18 @@ fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<
     if keys.peek().is_some() { keys.collect() } else { Arc::default() }
 }
 
-/// Number of ready endpoints of a family on this node, each address once.
+/// Number of ready endpoints of a family on this node, each address once, as [`gather`] has it.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family, takes: impl Fn(&IpAddr) -> bool) -> usize {
-    let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
-    for slice in slices.iter().filter(|slice| !slice.ports().is_empty()) {
-        let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
-        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.flags.contains(wanted));
-        addresses.extend(ready.map(|endpoint| endpoint.address).filter(|address| Family::of(*address) == family));
+    let mut at: BTreeMap<IpAddr, EndpointFlags> = BTreeMap::new();
+    let slices = slices.iter().filter(|slice| slice.family == family && !slice.ports().is_empty());
+    for endpoint in slices.flat_map(|slice| &slice.endpoints) {
+        let flags = at.entry(endpoint.address).or_insert(endpoint.flags);
+        if rank(endpoint.flags) < rank(*flags) {
+            *flags = endpoint.flags;
+        }
     }
-    addresses.into_iter().filter(takes).count()
+    let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
+    at.into_iter().filter(|(address, flags)| flags.contains(wanted) && takes(address)).count()
 }
 
 /// Weights of the endpoints of a Service port, sorted by endpoint; `None` if nothing sets weights, which costs nothing

@@ -41,6 +41,31 @@ fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
     }
 }
 
+/// An address may pass to a pod on another node before its former pod is gone. With `publishNotReadyAddresses` that one
+/// stays ready.
+#[test]
+fn a_pod_whose_address_runs_elsewhere_is_not_counted_here() {
+    let spec = with(
+        cluster_ip("10.96.0.1"),
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}),
+    );
+    let former = json!({"addresses": ["10.244.1.1"], "nodeName": "node-a", "conditions": {"ready": true, "serving": true, "terminating": true}});
+    for (name, endpoints, here) in [
+        ("both in one", json!([former, endpoint("10.244.1.1", "node-b")]), 0),
+        ("the other order", json!([endpoint("10.244.1.1", "node-b"), former]), 0),
+        ("alone", json!([former]), 1),
+        ("two pods", json!([former, endpoint("10.244.1.1", "node-b"), endpoint("10.244.1.2", "node-a")]), 1),
+    ] {
+        let mut world = World::new();
+        world.service("web", spec.clone());
+        world.slice("web-1", "web", endpoints);
+        let wanted = world.wanted();
+        let local = &wanted.desired().frontend(&WEB.parse().unwrap()).unwrap().local;
+        let check = wanted.desired().health_checks().next().unwrap().1;
+        assert_eq!((local.len(), check.local_endpoints.v4), (here, Some(here)), "{name}");
+    }
+}
+
 /// kube-proxy ignores such a change, and so keeps the endpoints.
 #[test]
 fn a_slice_that_loses_its_label_has_no_endpoints() {
