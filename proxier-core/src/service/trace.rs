@@ -105,7 +105,15 @@ impl Packet {
     /// Whether it comes from this node or from a pod, which get the endpoints of all nodes if a policy `Local` is
     /// split.
     pub(crate) fn is_inside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
-        self.is_this_node(facts, rules) || (self.is_pods(facts) == Some(true) && !self.counts_as_outside(facts, rules))
+        let is_outside = self.counts_as_outside(facts, rules) || self.is_of_unseen_device(facts, rules);
+        self.is_this_node(facts, rules) || (self.is_pods(facts) == Some(true) && !is_outside)
+    }
+
+    /// Whether only the device would tell that it comes from a pod, which a socket does not show.
+    fn is_of_unseen_device(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
+        let by_device =
+            matches!(PodTraffic::from_facts(facts, self.to.family()), PodTraffic::Interface(_) | PodTraffic::Prefix(_));
+        rules.contains(PacketRules::RELAYS) && by_device && self.is_pods(facts) == Some(true)
     }
 
     /// Whether it comes from a pod of another node, which counts as a client outside.
@@ -530,6 +538,9 @@ impl Tracer<'_> {
             && self.packet.counts_as_outside(self.facts, self.treatment.rules)
         {
             self.step("It comes from a pod of another node, which counts as a client outside.");
+        }
+        if !is_internal(frontend) && self.packet.is_of_unseen_device(self.facts, self.treatment.rules) {
+            self.step("This mode does not see devices, so a pod counts as a client outside.");
         }
         if frontend.local.is_empty() && frontend.falls_back && !self.splits(frontend) {
             self.step(format!(

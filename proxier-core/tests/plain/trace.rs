@@ -11,7 +11,7 @@ use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Indexed, NodeFacts, Packet, Trace, Verdict};
-use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::json;
 
 use crate::flows::traced::{World, meant};
@@ -302,6 +302,26 @@ fn pods_of_a_bridge() {
         let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
         let (verdict, _) = traced(Kind::Nftables, &store, &facts, &packet);
         assert_eq!(verdict, format!("10.244.1.7:8080 {expected}"), "{device}");
+    }
+}
+
+/// A socket does not show by which device a packet came.
+#[test]
+fn a_pod_of_a_device_is_outside_for_a_process() {
+    let mode = Some("InterfaceNamePrefix".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "veth".clone_into(&mut object.detect_local.interface_name_prefix);
+    let (_, mut store, facts) = one_frontend(&object);
+    let to: FrontendKey = "TCP 203.0.113.5:80".parse().unwrap();
+    let mut spec = FrontendSpec::new(to, [EndpointKey::new([10, 244, 1, 7].into(), 8080)]);
+    (spec.roles, spec.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
+    store.upsert_frontends(&ObjectKey::new("agent", "outside"), [spec]);
+    let packet = Packet::new([10, 244, 1, 9].into(), to).by("veth12");
+    for (mode, expected) in [(Kind::Nftables, "10.244.1.7:8080 (source kept)"), (Kind::Userspace, "rejected")] {
+        let (verdict, steps) = traced(mode, &store, &facts, &packet);
+        assert_eq!(verdict, expected, "{mode} {steps:?}");
+        let is_told = steps.iter().any(|step| step.contains("does not see devices"));
+        assert_eq!(is_told, mode == Kind::Userspace, "{steps:?}");
     }
 }
 
