@@ -226,6 +226,13 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
+        "UDP flows stay with an endpoint that is ready but does not serve (publishNotReadyAddresses)",
+        "it gets new flows, too; kube-proxy ends its flows again and again, whenever any UDP endpoint changes",
+        &[Ipvs, Nftables, Iptables],
+        "plain/udp.rs",
+        "flows_stay_with_an_endpoint_that_gets_new_ones",
+    ),
+    tested(
         "UDP flows to the number of a node port are ended only at addresses that serve node ports",
         "kube-proxy ends those at every address, other programs' included",
         &[Ipvs, Nftables, Iptables],

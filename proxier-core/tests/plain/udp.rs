@@ -182,6 +182,31 @@ fn flows_at_localhost_end_with_the_node_ports_endpoints() {
     }
 }
 
+/// With `publishNotReadyAddresses` an endpoint is ready before it serves.
+#[test]
+fn flows_stay_with_an_endpoint_that_gets_new_ones() {
+    for way in WAYS {
+        let mut node = Node::on(kernel(), options(way));
+        let ports = json!([{"name": "u", "port": 53, "protocol": "UDP"}]);
+        node.service("dns", json!({"clusterIP": "10.96.0.10", "ports": ports}));
+        let slice = |number: u8| {
+            let published = json!({"ready": true, "serving": false, "terminating": false});
+            json!({"metadata": {"namespace": "demo", "name": "dns-1", "labels": {"kubernetes.io/service-name": "dns"}},
+                "addressType": "IPv4", "ports": [{"name": "u", "port": 5353, "protocol": "UDP"}],
+                "endpoints": [{"addresses": ["10.244.0.1"], "conditions": published}, {"addresses": [format!("10.244.0.{number}")]}]})
+        };
+        node.take(slice(2));
+        node.settles();
+        let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
+        let [one, two] = [1, 2].map(|number| flow(to, SocketAddr::from(([10, 244, 0, number], 5353))));
+        node.kernel.add_flow(one);
+        node.kernel.add_flow(two);
+        node.take(slice(3));
+        node.settles();
+        assert_eq!(node.kernel.flows(), [one].into(), "{way:?}");
+    }
+}
+
 /// Draining endpoints answer if UDP drains too, until they are removed.
 #[test]
 fn draining_endpoints_answer() {
