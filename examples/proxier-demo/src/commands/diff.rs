@@ -137,13 +137,16 @@ impl Side {
         let proxier = self.proxier();
         let packet = match client {
             Client::Pod => {
-                let packet = Packet::new(pod(proxier, to.family())?, to);
-                match &proxier.facts().config().local_traffic {
+                let device = match &proxier.facts().config().local_traffic {
                     LocalTraffic::BridgeInterface(name) | LocalTraffic::InterfaceNamePrefix(name) => {
-                        packet.by(name.as_str())
+                        Some(name.to_string())
                     }
-                    LocalTraffic::ClusterCidrs(_) | LocalTraffic::NodeCidr => packet,
-                }
+                    LocalTraffic::ClusterCidrs(_) | LocalTraffic::NodeCidr => None,
+                };
+                // Where the device tells pods, any address will do.
+                let any = device.as_ref().map(|_| Sender::Outside);
+                let from = pod(proxier, to.family()).map(Sender::Address).or(any)?;
+                packet(&TraceRequest { from, to: To(to), device, live: None }, &self.addresses, proxier).ok()?
             }
             Client::InRange => {
                 let ranges = proxier.desired().frontend(&to)?.source_ranges.clone()?;
