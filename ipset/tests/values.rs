@@ -153,6 +153,25 @@ fn values_at_their_limits() {
     }
 }
 
+/// As the program does (`strtoull` with base 0).
+#[test]
+fn numbers_with_a_leading_zero_are_octal() {
+    for (set_type, text, normal) in [
+        (SetType::BitmapPort, "010", "8"),
+        (SetType::HashIpPort, "10.0.0.1,021:0x50-0122", "10.0.0.1,udp:80-82"),
+        (SetType::HashIpPort, "10.0.0.1,icmp:0115/0x4", "10.0.0.1,icmp:77/4"),
+        (SetType::HashNet, "10.64.0.0/012", "10.64.0.0/10"),
+        (SetType::HashIpMark, "10.0.0.1,010", "10.0.0.1,0x00000008"),
+        (SetType::HashIp, "10.0.0.1 timeout 0144", "10.0.0.1 timeout 100"),
+    ] {
+        assert_eq!(Entry::parse(set_type, text).map(|entry| entry.to_string()), Ok(normal.to_owned()));
+    }
+    assert_eq!(spec("create a hash:ip netmask 030"), spec("create a hash:ip netmask 24"));
+    for text in ["08", "0x", "00x1", "0+1", "0x+1", "1_0"] {
+        assert!(Entry::parse(SetType::BitmapPort, text).is_err(), "{text}");
+    }
+}
+
 #[test]
 fn what_is_no_entry_says_why() {
     for (set_type, text) in [

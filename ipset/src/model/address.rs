@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use super::parse::unsigned;
 use super::{Family, InvalidValue};
 
 /// One address, a network, or a range of IPv4 addresses.
@@ -261,10 +262,7 @@ impl FromStr for IpSpan {
         let address = |part: &str| part.parse::<IpAddr>().map_err(|_not_an_address| invalid());
         if let Some((base, prefix)) = text.split_once('/') {
             let base = address(base)?;
-            let prefix: u32 = match prefix.parse() {
-                Ok(prefix) if !prefix_is_odd(text) => prefix,
-                _ => return Err(invalid()),
-            };
+            let prefix = unsigned(prefix).and_then(|prefix| u32::try_from(prefix).ok()).ok_or_else(invalid)?;
             let max = if base.is_ipv4() { 32 } else { 128 };
             let fits =
                 u8::try_from(prefix).map_err(|_too_large| InvalidValue::Prefix { address: base, prefix, max })?;
@@ -275,11 +273,6 @@ impl FromStr for IpSpan {
         }
         address(text).map(IpSpan::host)
     }
-}
-
-/// Whether the prefix length has a form that `u32::from_str` accepts but ipset does not: `+24`.
-fn prefix_is_odd(text: &str) -> bool {
-    text.contains('+')
 }
 
 /// The networks of a span; see [`IpSpan::networks`].

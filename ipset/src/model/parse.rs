@@ -35,15 +35,18 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A decimal number, or a hexadecimal one after `0x`.
-fn number(what: &'static str, text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
-    let value = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(hex) if !hex.starts_with('+') => u64::from_str_radix(hex, 16).ok(),
-        None if !text.starts_with('+') => text.parse().ok(),
-        _ => None,
+/// A number as ipset reads it: hexadecimal after `0x`, octal after any other `0`, otherwise decimal.
+pub(super) fn unsigned(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix('0') {
+        None | Some("") => (text, 10),
+        Some(rest) => rest.strip_prefix(['x', 'X']).map_or((rest, 8), |hex| (hex, 16)),
     };
+    u64::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with('+'))
+}
+
+fn number(what: &'static str, text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
     let invalid = || InvalidValue::Number { what, text: text.to_owned(), min, max };
-    value.filter(|value| (min..=max).contains(value)).ok_or_else(invalid)
+    unsigned(text).filter(|value| (min..=max).contains(value)).ok_or_else(invalid)
 }
 
 fn number32(what: &'static str, text: &str) -> Result<u32, InvalidValue> {

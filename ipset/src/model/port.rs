@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::InvalidValue;
+use super::parse::unsigned;
 
 /// An IP protocol, 1 to 255. Printed by name if `ipset` has one, otherwise by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,7 +121,7 @@ impl FromStr for Protocol {
         if let Some((number, _)) = NAMES.iter().find(|(_, name)| name.eq_ignore_ascii_case(text)) {
             return Ok(Protocol(*number));
         }
-        let number = text.parse::<u8>().ok().filter(|_| !text.starts_with('+'));
+        let number = unsigned(text).and_then(|number| u8::try_from(number).ok());
         let protocol = number.and_then(|number| Protocol::from_number(number).ok());
         protocol.ok_or_else(|| InvalidValue::Protocol(text.to_owned()))
     }
@@ -174,8 +175,8 @@ impl FromStr for PortRange {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let port = |part: &str| {
-            let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-            part.parse::<u16>().ok().filter(|_| digits).ok_or_else(|| InvalidValue::Port(text.to_owned()))
+            let number = unsigned(part).and_then(|number| u16::try_from(number).ok());
+            number.ok_or_else(|| InvalidValue::Port(text.to_owned()))
         };
         match text.split_once('-') {
             Some((first, last)) => Ok(PortRange::new(port(first)?, port(last)?)),
@@ -316,7 +317,7 @@ impl FromStr for Ports {
         if let Some((kind, code, _)) = names.iter().find(|(_, _, name)| name.eq_ignore_ascii_case(ports)) {
             return Ok(Ports::icmp(protocol, *kind, *code));
         }
-        let number = |part: &str| part.parse::<u8>().ok();
+        let number = |part: &str| u8::try_from(unsigned(part)?).ok();
         let message = ports.split_once('/').and_then(|(kind, code)| Some((number(kind)?, number(code)?)));
         let (kind, code) = message.ok_or_else(|| InvalidValue::Icmp(ports.to_owned()))?;
         Ok(Ports::icmp(protocol, kind, code))
