@@ -48,8 +48,9 @@
 //! 1. `/proc/modules` or `/sys/module/<name>/initstate`: **loaded**;
 //! 2. `/sys/module/<name>` without `initstate`, `modules.builtin`, or the configuration's `=y`: **built in**;
 //! 3. an [`ActiveProbe`] that works: **working**;
-//! 4. `modules.dep` lists it: **loadable**. Or **missing**, if its file is missing, if `modprobe.d` forbids it, if
-//!    either holds for one of its dependencies, or if module loading is disabled until the next boot;
+//! 4. `modules.dep` lists it: **loadable**. Or **missing**, if its file is missing, if `modprobe.d` or the kernel's
+//!    `module_blacklist=` forbids it, if either holds for one of its dependencies, or if module loading is disabled
+//!    until the next boot;
 //! 5. the configuration's "is not set", or a complete configuration that does not mention it: **missing**;
 //! 6. complete lists of modules without it, and the configuration's `=m` or a complete list of built-in modules:
 //!    **missing**;

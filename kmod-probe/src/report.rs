@@ -6,6 +6,7 @@ use crate::modules::ModuleName;
 use crate::profile::Families;
 use crate::requirement::{Backend, Need};
 use crate::root::Failure;
+use crate::sources::COMMAND_LINE;
 use crate::sysctl::SysctlFinding;
 use crate::version::KernelRelease;
 
@@ -131,7 +132,7 @@ pub enum Fix {
     KernelWith(String),
     /// Module loading is disabled until the next boot.
     ModulesDisabled(ModuleName),
-    /// `modprobe.d` forbids loading the module.
+    /// `modprobe.d` or the kernel's command line forbids loading the module.
     Allow {
         /// The forbidden module: this one, or a dependency.
         module: ModuleName,
@@ -175,6 +176,9 @@ impl fmt::Display for Fix {
             Self::KernelWith(symbol) => write!(f, "this kernel was built without CONFIG_{symbol}: use one that has it"),
             Self::ModulesDisabled(module) => {
                 write!(f, "kernel.modules_disabled is 1: restart, and load {module} before it is set")
+            }
+            Self::Allow { module, path } if path == COMMAND_LINE => {
+                write!(f, "{path} forbids module {module} (module_blacklist={module}): start the kernel without it")
             }
             Self::Allow { module, path } => {
                 write!(f, "{path} forbids module {module} (install {module} …): remove that line")

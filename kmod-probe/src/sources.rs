@@ -13,6 +13,8 @@ use crate::{Answer, Error};
 const LARGEST_LIST: u64 = 16 << 20;
 /// Largest single value to read (`osrelease`, a sysctl, `initstate`).
 const LARGEST_VALUE: u64 = 4096;
+/// The parameters with which the kernel was started.
+pub(crate) const COMMAND_LINE: &str = "/proc/cmdline";
 
 /// One list: its path, and its content or why there is none.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ pub(crate) struct Sources {
     pub(crate) config: Source<Kconfig>,
     /// Whether this kernel can load modules.
     pub(crate) module_support: Answer,
-    /// Lines of `modprobe.d` that forbid a module.
+    /// Lines of `modprobe.d` that forbid a module, and modules that the kernel was started without.
     pub(crate) forbidden: BTreeMap<ModuleName, Evidence>,
     /// Whether `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
     pub(crate) loading_disabled: bool,
@@ -209,7 +211,7 @@ fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
     const NOTHING: [&str; 7] = ["/bin/false", "/usr/bin/false", "/bin/true", "/usr/bin/true", "false", "true", ":"];
     const MOST_FILES: usize = 1000;
     const LARGEST: u64 = 1 << 20;
-    let (mut modules, mut seen) = (BTreeMap::new(), BTreeSet::new());
+    let (mut modules, mut seen) = (refused_by_kernel(root), BTreeSet::new());
     for directory in DIRECTORIES {
         for file in root.list(directory, MOST_FILES).unwrap_or_default() {
             if file.strip_suffix(".conf").is_none() || !seen.insert(file.clone()) {
@@ -230,4 +232,24 @@ fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
         }
     }
     modules
+}
+
+/// Modules that the kernel was told to refuse (`blacklisted`, `kernel/module/main.c`): the exact names in the last
+/// `module_blacklist=`. `modprobe.blacklist=` is a `blacklist` of `modprobe.d`, which forbids nothing.
+fn refused_by_kernel(root: &Root) -> BTreeMap<ModuleName, Evidence> {
+    let text = root.read(COMMAND_LINE, LARGEST_LIST).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    // What follows `--` is for init.
+    let parameters = text.split_whitespace().take_while(|word| *word != "--");
+    let list = parameters.filter_map(|word| {
+        let (name, list) = word.trim_start_matches('"').split_once('=')?;
+        (name.replace('-', "_") == "module_blacklist").then(|| list.trim_matches('"'))
+    });
+    let names = list.last().into_iter().flat_map(|list| list.split(','));
+    let modules = names.filter_map(|name| ModuleName::new(name).ok().filter(|module| module.as_str() == name));
+    let evidence = |module: ModuleName| {
+        let says = format!("module_blacklist={module}");
+        (module, Evidence { path: COMMAND_LINE.to_owned(), line: None, says })
+    };
+    modules.map(evidence).collect()
 }

@@ -163,6 +163,24 @@ fn a_forbidden_module_and_those_that_need_it_are_missing() {
     assert_eq!(state(&tree, "scheduler rr"), State::Loadable, "what it needs is in memory");
 }
 
+/// The kernel compares exact names, and the last list applies. `modprobe.blacklist` is ignored for a module that is asked for by name.
+#[test]
+fn a_module_that_the_kernel_was_started_without_is_missing() {
+    let tree = fresh();
+    tree.write(
+        "proc/cmdline",
+        "quiet module_blacklist=dummy modprobe.blacklist=nf_nat module-blacklist=\"ip-set,ip_vs\" -- module_blacklist=ip_set\n",
+    );
+    let report = tree.report();
+    for name in ["ip_vs", "scheduler rr"] {
+        let finding = find(&report, name);
+        assert_eq!(finding.state, State::Missing, "{name}");
+        assert_eq!(finding.evidence.as_ref().unwrap().to_string(), "/proc/cmdline module_blacklist=ip_vs");
+        assert!(finding.fix.as_ref().unwrap().to_string().contains("start the kernel without it"), "{finding:?}");
+    }
+    assert_eq!(["ip_set", "dummy", "nf_nat"].map(|name| find(&report, name).state), [State::Loadable; 3]);
+}
+
 #[test]
 fn module_loading_switched_off_until_the_next_boot() {
     let tree = fresh();
