@@ -500,12 +500,21 @@ impl RuleBuilder {
     /// Drops the packet and answers with a rejection. A reset is only for TCP: it adds the match on the protocol if the
     /// rule has none.
     pub fn reject(self, how: Reject) -> Self {
+        // `ip protocol` and `ip6 nexthdr`; other bytes of the header, such as `ip ttl`, may be 6 too.
+        let of_protocol: &[u32] = match self.family {
+            Family::Ip => &[9],
+            Family::Ip6 => &[6],
+            _ => &[9, 6],
+        };
+        let is_protocol = |expression: &Expression| match expression {
+            Expression::Meta { key, .. } => *key == MetaKey::L4Proto,
+            Expression::Payload { base: HeaderBase::Network, offset, length: 1, .. } => of_protocol.contains(offset),
+            _ => false,
+        };
         let is_tcp = |pair: &[Expression]| match pair {
-            [Expression::Meta { key: MetaKey::L4Proto, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }]
-            | [
-                Expression::Payload { base: HeaderBase::Network, length: 1, .. },
-                Expression::Cmp { op: CmpOp::Eq, value, .. },
-            ] => value.as_bytes() == [L4Protocol::TCP.0],
+            [read, Expression::Cmp { op: CmpOp::Eq, value, .. }] => {
+                is_protocol(read) && value.as_bytes() == [L4Protocol::TCP.0]
+            }
             _ => false,
         };
         let needs_match = how == Reject::TcpReset && !self.rule.expressions.windows(2).any(is_tcp);

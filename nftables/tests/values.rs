@@ -93,6 +93,22 @@ fn a_match_that_nft_would_not_add_is_said() {
     assert_eq!(reset.to_nft(Family::Ip), None, "nft would add a match on TCP");
 }
 
+/// Other bytes of the header that are 6, as TCP's number is, do not limit a rule to TCP.
+#[test]
+fn a_reset_is_only_for_tcp() {
+    for (family, offset, words) in [
+        (Family::Ip, 9, "ip protocol tcp"),
+        (Family::Ip, 8, "ip ttl 6 meta l4proto tcp"),
+        (Family::Ip6, 6, "ip6 nexthdr tcp"),
+        (Family::Ip6, 7, "ip6 hoplimit 6 meta l4proto tcp"),
+    ] {
+        let field = Field { data_type: DataType::INTEGER, length: 1 };
+        let byte = Operand::Payload { base: HeaderBase::Network, offset, field };
+        let reset = rule(family).matches(&byte, CmpOp::Eq, Value::byte(6)).reject(Reject::TcpReset).build().unwrap();
+        assert_eq!(reset.to_nft(family), Some(format!("{words} reject with tcp reset")));
+    }
+}
+
 /// 16,000 chains took 3 s when it was quadratic.
 #[test]
 fn tables_cost_what_they_are_long() {
