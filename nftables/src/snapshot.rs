@@ -1,6 +1,7 @@
 //! A table with all its contents.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::expr::Expression;
 use crate::model::{
@@ -121,6 +122,9 @@ impl TableSnapshot {
                 set.size = None;
             }
             let elements = contents.elements.iter().cloned().map(|mut element| {
+                if set.timeout.is_some() && element.read_timeout(set.timeout).is_none() {
+                    element.extras_mut().timeout = Some(Duration::ZERO);
+                }
                 element.forget_expiration();
                 element
             });

@@ -422,7 +422,9 @@ impl<'a> Difference<'a> {
 
     /// Adds and deletes elements. One with other data, timeout or comment is replaced.
     fn change_elements(&mut self, set: &Set, wanted: &[Element], observed: &[Element]) {
-        let timeout = |element: &Element| element.extras().timeout.or(set.timeout);
+        let is_in_time = |wanted: &Element, found: &Element| {
+            is_timeout(wanted.extras().timeout.or(set.timeout), found.read_timeout(set.timeout))
+        };
         let wanted: BTreeMap<ElementKey, Element> =
             set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).collect();
         let (mut stays, mut deleted) = (BTreeSet::new(), Vec::new());
@@ -430,7 +432,7 @@ impl<'a> Difference<'a> {
             let key = plain_key(&found.key);
             let is_same = wanted.get(&key).map(|wanted| {
                 let of = |element: &Element| (element.data.clone(), element.extras().comment.clone());
-                of(wanted) == of(found) && is_timeout(timeout(wanted), timeout(found)) && !self.gone.has_data(found)
+                of(wanted) == of(found) && is_in_time(wanted, found) && !self.gone.has_data(found)
             });
             match is_same {
                 Some(true) => {

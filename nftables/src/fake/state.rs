@@ -615,7 +615,8 @@ impl FakeTable {
             return Err(Errno::ENFILE);
         }
         let mut element = element;
-        if let Some(timeout) = element.extras().timeout.or(set.set.timeout).filter(|_| !key.1) {
+        let timeout = element.extras().timeout.or(set.set.timeout);
+        if let Some(timeout) = timeout.filter(|timeout| !key.1 && !timeout.is_zero()) {
             let left = *element.extras_mut().expiration.get_or_insert(timeout);
             set.deadlines.extend(Instant::now().checked_add(left).map(|deadline| (key.clone(), deadline)));
         }

@@ -126,7 +126,7 @@ impl Eq for Element {}
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ElementExtras {
-    /// Timeout in whole milliseconds. `None` for the set's.
+    /// Timeout in whole milliseconds. `None` for the set's, zero for none.
     pub timeout: Option<Duration>,
     /// Remaining lifetime; read-only.
     pub expiration: Option<Duration>,
@@ -148,6 +148,13 @@ impl Element {
         static NONE: ElementExtras =
             ElementExtras { timeout: None, expiration: None, expressions: Vec::new(), comment: None };
         self.extras.as_deref().unwrap_or(&NONE)
+    }
+
+    /// The timeout of an element that was read from a set with this default. Before Linux 6.12 only the missing
+    /// expiration shows that the default does not apply to it.
+    pub(crate) fn read_timeout(&self, default: Option<Duration>) -> Option<Duration> {
+        let ElementExtras { timeout, expiration, .. } = self.extras();
+        timeout.or(default.filter(|_| expiration.is_some()))
     }
 
     /// Mutable timeout, expressions and comment. Allocates them if the element had none.

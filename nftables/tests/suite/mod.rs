@@ -3,7 +3,8 @@
 mod sync;
 
 pub(crate) use sync::{
-    a_table_becomes_what_is_wanted, elements_that_run_out_before_the_commit_do_not_refuse_it, parts_of_others_stay,
+    a_table_becomes_what_is_wanted, elements_that_never_run_out_are_written_once,
+    elements_that_run_out_before_the_commit_do_not_refuse_it, parts_of_others_stay,
     rules_and_elements_that_stay_are_not_written, timeouts_that_the_kernel_rounds_are_written_once,
     what_cannot_be_wanted_is_said,
 };
@@ -149,6 +150,7 @@ suite! {
     objects_of_every_kind_come_back, a_table_becomes_what_is_wanted, rules_and_elements_that_stay_are_not_written,
     parts_of_others_stay, what_cannot_be_wanted_is_said, counters_start_again,
     elements_that_run_out_before_the_commit_do_not_refuse_it, timeouts_that_the_kernel_rounds_are_written_once,
+    elements_that_never_run_out_are_written_once,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {

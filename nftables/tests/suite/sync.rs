@@ -220,6 +220,27 @@ pub(crate) fn timeouts_that_the_kernel_rounds_are_written_once(client: &mut Clie
     }
 }
 
+/// Kernels before Linux 6.12 report the timeout of such an element like the set's.
+pub(crate) fn elements_that_never_run_out_are_written_once(client: &mut Client) {
+    let set = Set::new(table().set("banned").unwrap(), types(&[DataType::IPV4_ADDR])).timeout(Duration::from_secs(600));
+    let spec = |timeout| {
+        let element = Element::value(ip(1)).timeout(timeout);
+        TableSpec::new(Table::new(table())).set(set.clone(), [element, Element::value(ip(2))])
+    };
+    let wanted = spec(Duration::ZERO);
+    client.sync(&wanted).unwrap();
+    assert_eq!(client.sync(&wanted).unwrap().to_string(), "");
+    let mut found = client.snapshot(&table()).unwrap();
+    let element = found.sets[0].elements.iter_mut().find(|element| element.key == Element::value(ip(1)).key).unwrap();
+    assert_eq!(element.extras().expiration, None);
+    element.extras_mut().timeout = None;
+    assert_eq!(wanted.diff(Some(&found)).unwrap().to_string(), "");
+    assert!(!spec(Duration::from_secs(600)).diff(Some(&found)).unwrap().is_empty());
+    // Put back, it does not run out either.
+    client.commit(Transaction::new().remove_table(&table()).append(found.to_transaction().unwrap())).unwrap();
+    assert_eq!(client.sync(&wanted).unwrap().to_string(), "");
+}
+
 pub(crate) fn parts_of_others_stay(client: &mut Client) {
     let foreign = Chain::regular(table().chain("foreign").unwrap());
     let all = TableSpec::new(Table::new(table())).chain(foreign, commented(&["theirs"]));
