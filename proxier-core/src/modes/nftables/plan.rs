@@ -161,6 +161,15 @@ impl TablePlan {
         self.delete.entry(set).or_default().push(key);
     }
 
+    fn add_nothing_of(&mut self, frontends: &BTreeSet<FrontendKey>) {
+        let family = self.layout.family;
+        for (set, elements) in &mut self.add {
+            let is_it = |key: &ElementKey| frontend_of(*set, key, family).is_some_and(|key| frontends.contains(&key));
+            *elements = Arc::new(elements.iter().filter(|element| !is_it(&element.key)).collect());
+        }
+        self.frontends.0.retain(|key, _| !frontends.contains(key));
+    }
+
     /// Leaves held Frontends unchanged, with the chains that they need.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
         let family = self.layout.family;
@@ -174,10 +183,7 @@ impl TablePlan {
         for (set, keys) in &mut self.delete {
             keys.retain(|key| !is_held(*set, key) && !is_shared(*set, key));
         }
-        for (set, elements) in &mut self.add {
-            *elements = Arc::new(elements.iter().filter(|element| !is_held(*set, &element.key)).collect());
-        }
-        self.frontends.0.retain(|key, _| !held.contains(key));
+        self.add_nothing_of(held);
         let mut needed = BTreeSet::new();
         let (mut found, mut entered): (Vec<&str>, BTreeSet<Pick>) = (Vec::new(), BTreeSet::new());
         for (set, elements) in &observed.elements {
@@ -284,17 +290,14 @@ impl table::Changes for TablePlan {
     /// Leaves Frontends unchanged, with all their elements; without any if a chain is deleted, which may be theirs.
     fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
         let family = self.layout.family;
-        let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
+        let parts: BTreeSet<FrontendKey> = parts.iter().copied().collect();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
-        for (set, elements) in &mut self.add {
-            *elements = Arc::new(elements.iter().filter(|element| !is_it(*set, &element.key)).collect());
-        }
+        self.add_nothing_of(&parts);
         if self.delete_chains.is_empty() && self.delete_sets.is_empty() {
             for (set, keys) in &mut self.delete {
                 keys.retain(|key| !is_it(*set, key));
             }
         }
-        self.frontends.0.retain(|key, _| !parts.contains(key));
     }
 }
 
