@@ -80,7 +80,6 @@ impl Reconciler {
         if !services.is_empty() {
             self.refresh(&services, &mut refreshed);
         }
-        self.desired.without_affinity = self.mode.without_affinity();
         if is_starting {
             // A first plan takes most memory: before it, what the objects took without need goes.
             self.desired.compact();
@@ -203,6 +202,7 @@ impl Reconciler {
             report.drift.splice(0..0, of_host.map(|operation| operation.step(&Names::NONE)));
             report.drift.retain(|step| !self.backlog.is_unfinished(step));
         }
+        self.desired.without_affinity = self.mode.without_affinity();
         Some(plan)
     }
 

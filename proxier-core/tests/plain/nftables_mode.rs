@@ -645,7 +645,8 @@ fn affinity_with_too_many_endpoints_is_refused() {
     }
 }
 
-/// A node has room for this many affinity rules: later Services are served without affinity, which is reported.
+/// A node has room for this many affinity rules: later Services are served without affinity, which is reported, until a
+/// full pass finds room.
 #[test]
 fn affinity_without_room_is_refused() {
     let mut node = new();
@@ -662,6 +663,10 @@ fn affinity_without_room_is_refused() {
         let (steps, stay) = traced_affinity(&node, address);
         assert_eq!((steps.len(), stay), (refused, refused == 0), "{address}: {steps:?}");
     }
+    node.no_service("s1");
+    let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(report.limited.is_empty(), "{report:#?}");
+    assert_eq!(traced_affinity(&node, "10.96.0.3"), (vec![], true));
 }
 
 /// Only differences are written: elements of the same Frontend that stay are not sent again.

@@ -34,6 +34,8 @@ pub(super) struct Index {
     slot_rules: u32,
     /// Frontends whose session affinity is not applied, because there are too many of these rules.
     pub(super) over_limit: BTreeSet<FrontendKey>,
+    /// Whether some of these rules were removed since those Frontends were last tried.
+    has_new_room: bool,
     /// Needs that appeared or disappeared since the last write. Empty before the first, which writes all of them.
     pub(super) changed: BTreeSet<Need>,
     is_written: bool,
@@ -125,6 +127,7 @@ impl Index {
         };
         let (all, rules) = (self.slot_rules, if has_changed { slot_rules(need) } else { 0 });
         self.slot_rules = if adds { all.saturating_add(rules) } else { all.saturating_sub(rules) };
+        self.has_new_room |= rules > 0 && !adds;
         has_changed
     }
 
@@ -176,10 +179,19 @@ impl Index {
             HeldSlots::from_frontend(written, slots)
         });
         let new = after.map(|after| self.slots_within_limit(&held.unwrap_or_default(), after)).unwrap_or_default();
+        self.replace(key, (before, &old), (after, new));
+    }
+
+    fn replace(
+        &mut self,
+        key: FrontendKey,
+        (before, old): (Option<&Frontend>, &Slots),
+        (after, new): (Option<&Frontend>, Slots),
+    ) {
         if new.is_over_limit != old.is_over_limit {
             put(&mut self.over_limit, key, new.is_over_limit);
         }
-        for (frontend, slots, adds) in [(after, &new, true), (before, &old, false)] {
+        for (frontend, slots, adds) in [(after, &new, true), (before, old, false)] {
             for need in frontend.into_iter().flat_map(|frontend| needs(frontend, slots)) {
                 self.follow_need(need, adds);
             }
@@ -187,6 +199,26 @@ impl Index {
         if new != Slots::default() {
             self.slots.insert(key, new);
         }
+    }
+
+    /// Whether [`Index::admit`] may find room.
+    pub(super) fn may_admit(&self) -> bool {
+        self.has_new_room && !self.over_limit.is_empty()
+    }
+
+    /// Applies session affinity to Frontends that waited for room, and returns them. They have not changed themselves,
+    /// so only a comparison with the kernel's tables writes them.
+    pub(super) fn admit(&mut self, desired: &Desired) -> BTreeSet<FrontendKey> {
+        if !std::mem::take(&mut self.has_new_room) {
+            return BTreeSet::new();
+        }
+        let waiting = self.over_limit.clone();
+        for frontend in waiting.iter().filter_map(|key| desired.frontend(key)) {
+            let old = self.slots.remove(&frontend.key).unwrap_or_default();
+            let new = self.slots_within_limit(&HeldSlots::from_frontend(frontend, &old), frontend);
+            self.replace(frontend.key, (Some(frontend), &old), (Some(frontend), new));
+        }
+        waiting.difference(&self.over_limit).copied().collect()
     }
 
     pub(super) fn confirm(&mut self, family: Family) {
@@ -331,6 +363,8 @@ mod tests {
         // Further ones are served without.
         let draws = index.lower(&all[9]).into_iter().filter(|item| item.set == SetName::Draws).count();
         assert_eq!((chains, draws), (8 * 1025 + 1, 0));
+        // A full pass has nothing to try, before there is room again.
+        assert!(!index.may_admit());
         // Those that fit are not affected.
         let few = frontend(20, 600);
         index.follow(None, Some(&all[0]), None);
@@ -338,6 +372,7 @@ mod tests {
         assert!(!index.over_limit.contains(&few.key) && index.slot_rules == MOST_SLOT_RULES);
         index.follow(None, None, Some(&frontend(21, 2)));
         assert_eq!(index.over_limit.len(), 3);
+        assert!(index.may_admit());
         for one in all[1..].iter().chain([&few, &frontend(21, 2)]) {
             index.follow(None, Some(one), None);
         }

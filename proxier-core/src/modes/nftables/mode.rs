@@ -78,15 +78,15 @@ impl Mode {
 
     /// Services whose session affinity is not applied because there are too many rules; empty if already reported.
     fn limited(&mut self, pass: &Pass<'_>) -> Vec<String> {
-        let over = &pass.desired.without_affinity;
+        let over = &self.index.over_limit;
         let new: BTreeSet<String> =
             over.difference(&self.over_limit).filter_map(|key| pass.names.service_of(key)).collect();
         self.over_limit.clone_from(over);
         new.into_iter().map(|of| format!("{of}: {NO_ROOM_TO_STAY}")).collect()
     }
 
-    /// Other programs' changes: differences not caused by the input.
-    fn drift(&self, pass: &Pass<'_>, plan: &NftablesPlan) -> Vec<Step> {
+    /// Other programs' changes: differences not caused by the input, or by room for these.
+    fn drift(&self, pass: &Pass<'_>, plan: &NftablesPlan, admitted: &BTreeSet<FrontendKey>) -> Vec<Step> {
         let mut drift = Vec::new();
         for table in &plan.tables {
             let family = table.layout.family;
@@ -102,7 +102,8 @@ impl Mode {
                 .frontends
                 .0
                 .keys()
-                .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key));
+                .filter(|key| !pass.changes.has(key) && !self.refused.contains(key) && !self.held.contains(key))
+                .filter(|key| !admitted.contains(key));
             drift.extend(others.map(|key| table.frontends.operation(key).step(&pass.names)));
         }
         drift
@@ -181,7 +182,7 @@ impl modes::Mode for Mode {
         let generation = ports.tables.generation().map_err(unread)?;
         let is_known = self.known.as_ref().is_some_and(|known| known.generation == Some(generation));
         let is_whole = self.foreign.is_empty() && self.refused.is_empty() && self.unfinished.is_empty();
-        if is_known && self.held.is_empty() && is_whole {
+        if is_known && self.held.is_empty() && is_whole && !self.index.may_admit() {
             return Ok(());
         }
         self.foreign.clear();
@@ -216,6 +217,7 @@ impl modes::Mode for Mode {
         for (family, observed) in &read {
             self.index.adopt(pass.desired, *family, observed.as_ref().unwrap_or(&Observed::default()));
         }
+        let admitted = if read.is_empty() { BTreeSet::new() } else { self.index.admit(pass.desired) };
         report.limited = self.limited(&pass);
         if pass.full {
             self.wanted.clear();
@@ -252,7 +254,7 @@ impl modes::Mode for Mode {
         let differing = plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.0.keys());
         let forget = flows::to_forget(&pass, |_| true, |_| BTreeSet::new(), differing, &held);
         if pass.tells_drift() {
-            report.drift = self.drift(&pass, &plan);
+            report.drift = self.drift(&pass, &plan, &admitted);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
         Some(Prepared::new(NftablesPlan { generation, basis, held, left, ..plan }, forget))
