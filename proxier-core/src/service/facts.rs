@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::config::{Config, InterfaceName, LocalTraffic, MayAskFor, NodePortAddresses};
-use crate::net::{Family, Network};
+use crate::net::{EndpointKey, Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
 /// Addresses of a family on which a port is open to every client that may use node ports.
@@ -46,6 +46,11 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
+    /// Whether clients can stay with one of these endpoints: there are not too many of them.
+    pub(crate) fn lets_stay(&self, cluster: &[EndpointKey], local: &[EndpointKey]) -> bool {
+        self.most_with_affinity.is_none_or(|most| cluster.len().max(local.len()) <= most)
+    }
+
     /// Computes the node facts.
     pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
         NodeFacts::with_absent(config, node, host, [])

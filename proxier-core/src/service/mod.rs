@@ -324,6 +324,11 @@ pub(crate) fn compile_frontends(
         let ranges = spec.source_ranges.as_deref();
         let node_may_use = facts.is_node_in(ranges, spec.key.family());
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
+        let mut affinity_secs = affinity_of(balancing.as_ref(), spec.affinity_secs);
+        if let Some(secs) = affinity_secs.take_if(|_| !facts.lets_stay(&spec.cluster, &spec.local)) {
+            let mut report = Reporter { kind: ObjectKind::Frontends, key, rejections: &mut extras.refused };
+            report.reject(format!("{}.affinity_secs", spec.key), format_args!("{secs} s"), TOO_MANY_TO_STAY);
+        }
         let weighs = !spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS);
         let weights: Option<Arc<[(EndpointKey, u16)]>> = weighs.then(|| spec.weights.as_slice().into());
         let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node_may_use)));
@@ -336,7 +341,7 @@ pub(crate) fn compile_frontends(
             local: spec.local.as_slice().into(),
             unselected: None,
             falls_back: false,
-            affinity_secs: affinity_of(balancing.as_ref(), spec.affinity_secs),
+            affinity_secs,
             returns_directly: balancing.as_ref().is_some_and(|of| of.returning().is_some())
                 && spec.why_only_masqueraded().is_none(),
             balancing,
@@ -393,8 +398,7 @@ impl Context<'_> {
     /// Seconds that a client stays with its endpoint. Records if there are too many endpoints for that.
     fn affinity_secs(&self, choice: &Choice, refused: &mut Vec<Rejection>) -> Option<u32> {
         let secs = affinity_of(self.balancing, self.service.affinity_secs)?;
-        let count = choice.cluster.len().max(choice.local.len());
-        if self.facts.most_with_affinity.is_none_or(|most| count <= most) {
+        if self.facts.lets_stay(&choice.cluster, &choice.local) {
             return Some(secs);
         }
         let field =

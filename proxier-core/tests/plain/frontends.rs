@@ -11,6 +11,7 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::plan::report::Report;
+use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 
@@ -86,6 +87,24 @@ fn frontends_are_served_changed_and_removed_without_any_object() {
     assert_eq!((agent.served(), agent.bound()), (Vec::new(), Vec::new()));
     agent.proxier.request_full(agent.now);
     assert_eq!(settles(&mut agent).writes(), 0);
+}
+
+/// As for Services, what nftables mode cannot do is said.
+#[test]
+fn affinity_with_too_many_endpoints_is_refused() {
+    let mut agent = agent(options_of(Kind::Nftables));
+    for (count, is_refused) in [(4096, false), (4097, true)] {
+        let endpoints =
+            (0..count).map(|number| EndpointKey::new(std::net::Ipv4Addr::from(0x0af4_0000 + number).into(), 80));
+        let mut sticky = FrontendSpec::new("TCP 10.96.0.1:80".parse().unwrap(), endpoints);
+        sticky.affinity_secs = Some(60);
+        agent.asks("web", &[sticky]);
+        agent.proxier.preview(agent.now, &mut agent.kernel.ports());
+        let said = agent.rejections().into_iter().filter(|line| line.contains("clients do not stay")).count();
+        assert_eq!(said, usize::from(is_refused), "{:?}", agent.rejections());
+        let packet = Packet::new([198, 51, 100, 9].into(), "TCP 10.96.0.1:80".parse().unwrap());
+        assert_eq!(agent.traced(&packet).affinity_secs.is_some(), !is_refused);
+    }
 }
 
 #[test]
