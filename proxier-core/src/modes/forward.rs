@@ -44,7 +44,9 @@ pub fn dropping_forward(
     let families: Vec<Family> = config.families.iter().filter(|family| has_addresses(*family, host)).collect();
     let device = |name: &str| may_be_of_pods(name, host);
     let unmarked = config.masquerade_bit.mask();
-    let known = Known { device: &device, families: &families, unmarked, is_answer, unless_accepted: false };
+    let is_translated = !is_answer;
+    let known =
+        Known { device: &device, families: &families, unmarked, is_answer, is_translated, unless_accepted: false };
     let used = if mode == Kind::Iptables { ports.rules.used_backend() } else { None };
     let found = |chain: &str, of_iptables: Option<Backend>| {
         let what = if is_answer { "answers of endpoints" } else { "connections to endpoints" };

@@ -28,6 +28,8 @@ pub(crate) struct Known<'a> {
     pub(crate) unmarked: u32,
     /// Whether it belongs to an existing connection and is not its first packet.
     pub(crate) is_answer: bool,
+    /// Whether its destination was translated, from a Service's address to an endpoint.
+    pub(crate) is_translated: bool,
     /// Whether a chain drops it although one of its rules accepts packets that match a condition.
     pub(crate) unless_accepted: bool,
 }
@@ -35,8 +37,14 @@ pub(crate) struct Known<'a> {
 impl Known<'_> {
     /// The first packet of a connection that no rule picks, on any device. A rule for all new connections, or for all of
     /// a protocol, picks none.
-    pub(crate) const FIRST: Known<'static> =
-        Known { device: &|_name| None, families: &Family::ALL, unmarked: 0, is_answer: false, unless_accepted: true };
+    pub(crate) const FIRST: Known<'static> = Known {
+        device: &|_name| None,
+        families: &Family::ALL,
+        unmarked: 0,
+        is_answer: false,
+        is_translated: false,
+        unless_accepted: true,
+    };
 
     fn state(&self) -> CtState {
         if self.is_answer { CtState::ESTABLISHED } else { CtState::NEW }
@@ -139,7 +147,8 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Effect> {
             ("-p", name) => Some((name == protocol.0) != is_negated),
             ("--ctstate" | "--state", states) => {
                 let own = if known.is_answer { "ESTABLISHED" } else { "NEW" };
-                Some(states.split(',').any(|state| state == own) != is_negated)
+                let is_own = |state: &str| state == own || (known.is_translated && state == "DNAT");
+                Some(states.split(',').any(is_own) != is_negated)
             }
             ("--tcp-flags", looked_at) => {
                 let set = tokens.next()?;
@@ -238,7 +247,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
             Expression::Other(other) if other.name == "target" && is_reject(&other.data) => step = Some(Step::Drop),
             Expression::Other(other) => match other.iptables_match() {
                 Some(("comment", _)) => {}
-                Some(("conntrack", info)) => match has_state(info, known.state()) {
+                Some(("conntrack", info)) => match has_state(info, known) {
                     Some(true) => {}
                     Some(false) => return None,
                     None => is_certain = false,
@@ -307,12 +316,16 @@ fn loaded(
     }
 }
 
-/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier version, that checks nothing but the state includes this one.
-fn has_state(info: &[u8], state: CtState) -> Option<bool> {
+/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier version, that checks nothing but the state includes that of
+/// such a packet.
+fn has_state(info: &[u8], known: &Known<'_>) -> Option<bool> {
     const STATE: u16 = 1;
+    // `XT_CONNTRACK_STATE_DNAT`.
+    const DNAT: u32 = 1 << 7;
     let number = |at: usize| Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?));
     let (looks_at, inverted, states) = (number(146)?, number(148)?, number(150)?);
-    let has_it = u32::from(states) & state.bits() != 0;
+    let own = known.state().bits() | if known.is_translated { DNAT } else { 0 };
+    let has_it = u32::from(states) & own != 0;
     (looks_at == STATE).then_some(has_it != (inverted & STATE != 0))
 }
 
@@ -336,7 +349,14 @@ mod tests {
         let text = format!("*filter\n{rules}\nCOMMIT\n");
         let dump: Dump = text.parse().unwrap();
         let device = |name: &str| (!["eth0", "cni0", "cni+"].contains(&name)).then_some(false);
-        let known = Known { device: &device, unmarked: 0x4000, is_answer, unless_accepted: false, ..Known::FIRST };
+        let known = Known {
+            device: &device,
+            unmarked: 0x4000,
+            is_answer,
+            is_translated: !is_answer,
+            unless_accepted: false,
+            ..Known::FIRST
+        };
         super::drops(dump.table(&TableName::FILTER).unwrap(), "FORWARD", &known)
     }
 
@@ -363,6 +383,11 @@ mod tests {
         ] {
             assert!(!drops_all(&format!("{policy}\n{of_docker}\n{rules}"), false), "{rules}");
         }
+        // firewalld's, which accepts what was translated for a Service.
+        let translated = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT";
+        assert!(!drops_all(&format!("{policy}\n{translated}"), false));
+        assert!(drops_all(&format!("{policy}\n-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"), true));
+        assert!(drops_all(&format!("{policy}\n-A FORWARD -m conntrack ! --ctstate DNAT -j ACCEPT"), false));
         assert!(drops_all(&format!("{policy}\n{of_docker}"), true));
         assert!(!drops_all(&format!("{policy}\n{of_kube_proxy}"), true));
     }
@@ -454,6 +479,23 @@ mod tests {
             let shown = format!("{rule:?}");
             assert_eq!(drops(rule), count, "{shown}");
         }
+    }
+
+    #[test]
+    fn states_in_matches_of_iptables_count() {
+        let has = |states: u16, inverted: u16, is_translated: bool| {
+            let mut info = vec![0; 160];
+            for (at, number) in [(146, 1), (148, inverted), (150, states)] {
+                info.splice(at..at + 2, number.to_ne_bytes());
+            }
+            super::has_state(&info, &Known { is_translated, ..Known::FIRST })
+        };
+        let (new, translated) = (1 << 3, 1 << 7);
+        assert_eq!(
+            [has(new, 0, false), has(new, 1, false), has(1 << 1, 0, true)],
+            [Some(true), Some(false), Some(false)]
+        );
+        assert_eq!([has(translated, 0, false), has(translated, 0, true)], [Some(false), Some(true)]);
     }
 
     #[test]
