@@ -163,5 +163,27 @@ mod tests {
         assert_eq!(decode(SetKind::ClusterIp, Family::V4, &NftElement::value(Value::port(80))), None);
         let place = Element::IpPort(span("198.51.100.1"), Ports::port(ipset::Protocol::TCP, 443));
         assert_eq!(decode(SetKind::SplitMark, Family::V4, &encode(SetKind::LocalSplit, &place)), None, "no mark");
+        // Each is like ours but for one thing.
+        let whole = encode(SetKind::LocalSplit, &place);
+        let with_data = whole.clone().maps_to(Value::mark(7));
+        assert_eq!(decode(SetKind::LocalSplit, Family::V4, &whole), Some(place));
+        assert_eq!(decode(SetKind::LocalSplit, Family::V4, &with_data), None);
+        let host = |last: u8| IpAddr::from([10, 0, 0, last]);
+        assert!(decode(SetKind::IpvsIps, Family::V4, &NftElement::value(host(1))).is_some());
+        assert_eq!(decode(SetKind::IpvsIps, Family::V4, &NftElement::range(host(1), host(9))), None);
+        let of_port = |port: u16, source| {
+            Value::concat(&[host(1).into(), Value::byte(6), Value::port(port), host(source).into()]).unwrap()
+        };
+        let sources = |first, last| NftElement::range(of_port(80, first), of_port(last, 7));
+        assert!(decode(SetKind::LoadBalancerSourceCidr, Family::V4, &sources(6, 80)).is_some());
+        assert_eq!(decode(SetKind::LoadBalancerSourceCidr, Family::V4, &sources(6, 81)), None);
+    }
+
+    #[test]
+    fn marks_are_in_the_order_of_this_host() {
+        let mark = split::with_mark(span("2001:db8::1"), Ports::port(ipset::Protocol::UDP, 53), 0x0102_0304);
+        let element = encode(SetKind::SplitMark, &mark);
+        assert_eq!(element.data, Some(ElementData::Value(Value::mark(0x0102_0304))));
+        assert_eq!(decode(SetKind::SplitMark, Family::V6, &element), Some(mark));
     }
 }
