@@ -1,7 +1,7 @@
 //! Userspace mode on a kernel in memory: its listeners, its local addresses, foreign objects, restarts.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use proxier_core::config::{LocalTraffic, Neighbour, User};
@@ -14,6 +14,7 @@ use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner};
 use proxier_core::service::{Packet, Verdict};
 use serde_json::json;
+use testkit::cost::{compare, cost};
 
 use crate::node::{Node, kernel, options_of};
 
@@ -257,6 +258,27 @@ fn a_route_stays_while_connections_need_it() {
     node.kernel.set_connected(address, false);
     node.full();
     assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+}
+
+#[test]
+fn many_routes_that_connections_need_are_found_in_linear_time() {
+    const FEW: u32 = 2000;
+    let removed_at_once = |count: u32| {
+        let mut node = new();
+        let addresses: Vec<Ipv4Addr> = (0..count).map(|number| Ipv4Addr::from(0x0a60_0000 + number)).collect();
+        for address in &addresses {
+            node.service(&address.to_string(), json!({"clusterIP": address}));
+            node.kernel.set_connected((*address).into(), true);
+        }
+        node.settles();
+        for address in &addresses {
+            node.no_service(&address.to_string());
+        }
+        node.settles();
+        assert_eq!((node.listeners().len(), node.routes().len()), (0, addresses.len()));
+    };
+    let [few, many] = [FEW, 8 * FEW].map(|count| cost(2, || removed_at_once(count)));
+    compare("routes", FEW as usize, few, many);
 }
 
 /// A notification is enough.

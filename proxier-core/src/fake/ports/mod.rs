@@ -352,7 +352,7 @@ impl Relays for Gated<Shared<FakeRelays>> {
 
     fn busy(&mut self) -> BTreeSet<IpAddr> {
         let relays = self.inner.lock();
-        let is_served = |address: &IpAddr| relays.listeners.keys().any(|key| key.address == *address);
-        relays.connected.iter().copied().filter(|address| !is_served(address)).collect()
+        let served: BTreeSet<IpAddr> = relays.listeners.keys().map(|key| key.address).collect();
+        relays.connected.difference(&served).copied().collect()
     }
 }

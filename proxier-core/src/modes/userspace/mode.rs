@@ -258,8 +258,8 @@ impl modes::Mode for Mode {
         };
         let held = hold(plan.listeners.iter().filter_map(loss).collect(), &known.listeners);
         plan.listeners.retain(|change| !held.contains(&change.key));
-        let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
-        plan.delete_routes.retain(|network| !is_held(network));
+        let held_at: BTreeSet<IpAddr> = held.iter().map(|key| key.address).collect();
+        plan.delete_routes.retain(|network| !has_any(network, &held_at));
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
@@ -288,7 +288,7 @@ impl modes::Mode for Mode {
         let busy = ports.relays.busy();
         // Restoring what a route cuts off takes precedence over connections that use the route.
         let cuts_off = |network: &Network| plan.unusable.iter().any(|of| of.network.trunc() == *network);
-        let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
+        let is_busy = |network: &Network| has_any(network, &busy) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
         let idle = idle.iter().map(|network| route(Action::Delete, network));
         let last = applied.carry_out(idle, &names, ports);
@@ -379,6 +379,12 @@ impl Work for UserspacePlan {
 
 fn route(action: Action, network: &Network) -> Operation<'static> {
     Operation::Route(action, RouteOwner::Userspace, LocalRoute::new(*network))
+}
+
+/// Whether one of these addresses is in a network.
+fn has_any(network: &Network, addresses: &BTreeSet<IpAddr>) -> bool {
+    // Those of a network are next to each other.
+    addresses.range(network.network()..).next().is_some_and(|address| network.contains(address))
 }
 
 fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
