@@ -99,7 +99,14 @@ fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject, node: &[IpAddr]) 
             Some(service) => (addresses(service).collect(), node_ports(service, node).collect()),
             None => return,
         },
-        Subject::Frontend(key) => (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)])),
+        Subject::Frontend(key) => {
+            // Whatever is refused to the Service that has it is told, at its other addresses and ports too.
+            let asked = (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)]));
+            let having = sharing(snapshot, &asked.0, &asked.1, node);
+            let services = || having.iter().filter_map(|key| snapshot.services.get(key));
+            let ports = services().flat_map(|service| node_ports(service, node)).chain(asked.1);
+            (services().flat_map(|service| self::addresses(service)).chain(asked.0).collect(), ports.collect())
+        }
     };
     let mut kept = sharing(snapshot, &addresses, &ports, node);
     if let Subject::Service(key, _) = asked {
@@ -345,7 +352,7 @@ impl Explanation {
             Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
             None => format!("{key}: {reason}"),
         });
-        let conflicts = desired.conflicts().filter(|of| *of.owner == service.key && is_asked(of.key));
+        let conflicts = desired.conflicts().filter(|of| *of.owner == service.key);
         let conflicts =
             conflicts.map(|of| format!("{}: asked for by {} too, which does not get it", of.key, of.refused));
         let slices: BTreeSet<&ObjectKey> = store.slices_of(&service.key).map(|slice| &slice.key).collect();

@@ -504,6 +504,11 @@ fn data_and_a_single_port_or_address() {
     }
     let thief = input.data("ipvs", &["explain", "shop/thief"]);
     assert_eq!(thief["refused"], json!(["TCP 10.96.0.10:80: shop/web has it as its cluster IP"]));
+    // By any of its addresses the same is told.
+    for (asked, service) in [("10.96.0.11:80", "shop/thief"), ("203.0.113.5:80", "shop/web")] {
+        let [one, all] = [asked, service].map(|asked| input.data("ipvs", &["explain", asked])["refused"].clone());
+        assert_eq!(one, all, "{asked}");
+    }
 }
 
 #[test]
