@@ -144,8 +144,9 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     let config = engine.proxier().facts().config();
     monitors::watch_host(messages.clone(), config.fast_path.is_some());
     let compared = engine.proxier().table_name().map(|table| monitors::watch_tables(table, messages.clone()));
+    let relays = settings.mode.facts().is_process || engine.proxier().localhost_node_ports().is_some();
     // The API's runtime runs this, since looking up names may take a while.
-    api.spawn(neighbours::watch(configured.source.clone(), messages.clone()));
+    api.spawn(neighbours::watch(configured.source.clone(), relays, messages.clone()));
     let outcomes = Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared)?;
     let from = if source.is_some() { "the API server" } else { "files" };
     tracing::info!("node {}: serving in {} mode, Services from {from}", settings.node_name, settings.mode);

@@ -122,7 +122,7 @@ impl Engine {
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
         }
-        for (user, neighbours) in Neighbours::new(&configured.source).find().await {
+        for (user, neighbours) in Neighbours::new(&configured.source, false).find().await {
             options.config.reserved.set_neighbours(user, neighbours);
         }
         if let Some(findings) = modules.and_then(|check| check.join().ok()?) {

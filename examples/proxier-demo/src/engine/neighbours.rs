@@ -28,21 +28,27 @@ const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.c
 
 pub(crate) struct Neighbours {
     source: Source,
+    /// Whether this process relays connections. Those to endpoints and from clients then look like those to the API
+    /// server, if they have its port.
+    relays: bool,
     seen: BTreeMap<User, BTreeMap<Neighbour, Instant>>,
 }
 
 impl Neighbours {
-    pub(crate) fn new(source: &Source) -> Self {
-        Neighbours { source: source.clone(), seen: BTreeMap::new() }
+    pub(crate) fn new(source: &Source, relays: bool) -> Self {
+        Neighbours { source: source.clone(), relays, seen: BTreeMap::new() }
     }
 
-    /// The API server as configured, with its name resolved, and as connected; and the name servers.
+    /// The API server as configured, with its name resolved, and as connected, if that can be told; and the name
+    /// servers.
     pub(crate) async fn find(&mut self) -> NeighboursByUser {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
         if let Source::Cluster(connection) = &self.source
             && let Some((port, mut servers)) = connection.server_addresses().await
         {
-            servers.extend(peers(port));
+            if !self.relays {
+                servers.extend(peers(port));
+            }
             let neighbour = |server: SocketAddr| (User::ApiServer, Neighbour::tcp(server.ip(), server.port()));
             found.extend(servers.into_iter().map(neighbour));
         }
@@ -87,9 +93,9 @@ fn peers(port: u16) -> Vec<SocketAddr> {
     numbers.filter_map(peer).filter(|peer| peer.port() == port).collect()
 }
 
-/// Searches repeatedly, and sends changes to the kernel's thread.
-pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
-    let mut neighbours = Neighbours::new(&source);
+/// Searches repeatedly, and sends changes to the kernel's thread. `relays`: whether this process relays connections.
+pub(crate) async fn watch(source: Source, relays: bool, messages: mpsc::Sender<Message>) {
+    let mut neighbours = Neighbours::new(&source, relays);
     let mut last = NeighboursByUser::new();
     let mut pause = FIRST;
     loop {
@@ -108,7 +114,7 @@ pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
 /// Addresses and ports that no Service gets on this node, as far as known without the API server.
 pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
     let mut reserved = configured.settings.reserved();
-    for (user, neighbours) in Neighbours::new(&configured.source).find().await {
+    for (user, neighbours) in Neighbours::new(&configured.source, false).find().await {
         reserved.set_neighbours(user, neighbours);
     }
     if let Ok(gateways) = kernel.ports().links.gateways() {
@@ -164,10 +170,26 @@ mod tests {
         assert_eq!(peers(address.port()), [address]);
     }
 
+    /// An endpoint to which connections are relayed is not an API server because of its port.
+    #[tokio::test]
+    async fn relayed_connections_are_not_taken_for_the_api_server() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let endpoint = std::net::TcpListener::bind(("127.0.0.2", port)).unwrap();
+        let _relayed = std::net::TcpStream::connect(endpoint.local_addr().unwrap()).unwrap();
+        let connection = Connection { master: Some(format!("http://127.0.0.1:{port}")), ..Connection::default() };
+        for (relays, found) in [(false, vec!["127.0.0.1", "127.0.0.2"]), (true, vec!["127.0.0.1"])] {
+            let mut neighbours = Neighbours::new(&Source::Cluster(connection.clone()), relays).find().await;
+            let servers: Vec<String> =
+                neighbours.remove(&User::ApiServer).into_iter().flatten().map(|of| of.address.to_string()).collect();
+            assert_eq!(servers, found);
+        }
+    }
+
     #[test]
     fn neighbours_are_kept_for_a_while_after_they_were_found() {
         let source = Source::Cluster(Connection::default());
-        let mut neighbours = Neighbours::new(&source);
+        let mut neighbours = Neighbours::new(&source, false);
         let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));
         let start = Instant::now();
         let mut at = |found: &[&str], secs| {
