@@ -58,6 +58,10 @@ fn where_it_fails_the_node_serves_and_tries_again() {
     let report = node.pass();
     assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("no fast path: "), "{report:#?}");
+    // Devices may have changed again.
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy));
+    node.proxier.host_changed(node.now);
+    assert_eq!(node.pass().applied.lacks.len(), 1);
     // A pass for changes does not ask again.
     let generation = || kernel.clone().ports().tables.generation().unwrap();
     let asked = generation();
@@ -69,6 +73,11 @@ fn where_it_fails_the_node_serves_and_tries_again() {
     let report = node.full();
     assert!(report.applied.lacks.is_empty() && written(&kernel).is_some_and(|table| table.contains("eth2")));
     assert!(!written(&kernel).unwrap().contains("cali1"));
+    // A proxy's device holds addresses alone.
+    kernel.set_interface("kube-ipvs0", &[]);
+    assert!(on(&kernel, Kind::Nftables, &["*"]).full().is_done());
+    assert!(written(&kernel).is_some_and(|table| table.contains("cali1") && !table.contains("kube-ipvs0")));
+    assert!(node.full().is_done());
     // No device, no table.
     for device in ["eth0", "eth1", "eth2"] {
         kernel.remove_interface(device);
@@ -88,11 +97,29 @@ fn what_the_kernel_cannot_do_is_not_planned() {
         assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
         assert_eq!(written(&kernel), None);
     }
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    let report = node.pass();
+    assert!(!report.full && report.applied.lacks.is_empty(), "{report:#?}");
     let (plan, report) = node.proxier.preview(node.now, &mut kernel.ports());
     assert!(plan.is_empty() && report.applied.lacks.len() == 1, "{report:#?}");
     kernel.clear_faults();
     let (plan, report) = node.proxier.preview(node.now, &mut kernel.ports());
     assert!(!plan.is_empty() && report.applied.lacks.is_empty(), "{report:#?}");
+}
+
+/// The table of an earlier configuration is looked for until it is gone, and a kernel without nf_tables has none.
+#[test]
+fn a_table_that_is_not_wanted_any_more_goes_in_the_end() {
+    let kernel = kernel();
+    on(&kernel, Kind::Iptables, &["*"]).full();
+    let mut node = on(&kernel, Kind::Iptables, &[]);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy));
+    assert_eq!(node.full().applied.lacks.len(), 1);
+    assert!(written(&kernel).is_some());
+    assert!(node.full().applied.lacks.is_empty() && written(&kernel).is_none());
+    kernel.fail(Fault::new(Call::TablesTable, PortErrorKind::Unavailable).every());
+    let report = on(&kernel, Kind::Iptables, &[]).full();
+    assert!(report.applied.lacks.is_empty(), "{report:#?}");
 }
 
 #[test]
