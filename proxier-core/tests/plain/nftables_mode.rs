@@ -788,6 +788,52 @@ fn connections_are_cut_once_the_time_is_over() {
     }
 }
 
+/// Each endpoint has its own time: since it left last, or since the start of a process that cannot know when it left.
+#[test]
+fn a_connection_is_cut_when_the_time_of_its_endpoint_is_over() {
+    let serve = |node: &mut Node, endpoints: &[&str]| {
+        node.service("web", json!({"clusterIP": "10.96.0.1", "annotations": {"proxier/drain-seconds": "20"}}));
+        node.slice("web", endpoints);
+    };
+    let [one, two, three] = ["10.244.0.1", "10.244.0.2", "10.244.0.3"];
+    let mut node = new();
+    serve(&mut node, &[one, two, three]);
+    node.run(Duration::from_secs(61));
+    let web = "10.96.0.1:80".parse().unwrap();
+    for (client, endpoint) in (4000..).zip([one, two, three]) {
+        let [client, endpoint] = [format!("10.244.9.9:{client}"), format!("{endpoint}:8080")];
+        node.kernel.add_flow(Flow::tcp(client.parse().unwrap(), web, endpoint.parse().unwrap()));
+    }
+    for (endpoints, passed, left) in [
+        (&[one, two][..], 10, 3),
+        (&[one], 8, 3),
+        (&[one], 6, 2),
+        (&[one, two], 2, 2),
+        // Not since it left first.
+        (&[one], 16, 2),
+        (&[one], 8, 1),
+    ] {
+        serve(&mut node, endpoints);
+        node.run(Duration::from_secs(passed));
+        assert_eq!(node.kernel.flows().len(), left, "{endpoints:?} for {passed} s");
+    }
+    // An endpoint that could not be removed still serves.
+    node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    serve(&mut node, &[three]);
+    node.run(Duration::from_secs(60));
+    assert_eq!(node.kernel.flows().len(), 1);
+    node.kernel.clear_faults();
+    let mut next = node.next(options());
+    serve(&mut next, &[three]);
+    next.run(Duration::from_secs(18));
+    assert_eq!(next.kernel.flows().len(), 1);
+    next.run(Duration::from_secs(6));
+    assert_eq!(next.kernel.flows().len(), 0);
+    let asked = next.kernel.writes().conntrack;
+    next.run(Duration::from_secs(60));
+    assert_eq!(next.kernel.writes().conntrack, asked, "not again and again");
+}
+
 /// No change of a chain moves it to another hook: only a table that is made again has it there.
 #[test]
 fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
