@@ -2,6 +2,7 @@
 //! entries, the same order and the same safety. A node changes from one to the other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::{Invocation, Runner as _};
@@ -272,7 +273,7 @@ fn what_others_change_is_repaired_and_told() {
         let found = snapshot.sets.into_iter().find(|of| of.set.set.key.name.as_str() == name).unwrap();
         (found.set.set, found.elements)
     };
-    let drifts: [(&str, &dyn Fn()); 7] = [
+    let drifts: [(&str, &dyn Fn()); 8] = [
         ("+ entry ip proxier-ipvs cluster-ip", &|| {
             let (set, elements) = set("cluster-ip");
             commit(&|transaction| {
@@ -300,6 +301,18 @@ fn what_others_change_is_repaired_and_told() {
             let mut other: Set = set("cluster-ip").0;
             other.key.name = "theirs".parse().unwrap();
             commit(&|transaction| drop(transaction.add_set(other.clone())));
+        }),
+        // Sources of one address and port to another.
+        ("~ table ip proxier-ipvs made again", &|| {
+            let (set, _) = set("load-balancer-source-cidr");
+            let source = |port, source: [u8; 4]| {
+                let [host, source] = [[198, 51, 100, 1], source].map(|octets| IpAddr::from(octets).into());
+                NftValue::concat(&[host, NftValue::byte(6), NftValue::port(port), source]).unwrap()
+            };
+            let range = Element::range(source(1000, [10, 9, 0, 0]), source(1001, [10, 9, 0, 255]));
+            commit(&|transaction| {
+                transaction.add_elements(&set, [range.clone()]);
+            });
         }),
         ("~ table ip proxier-ipvs made again", &|| {
             let mut dormant = Table::new(key.clone());
