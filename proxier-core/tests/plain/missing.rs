@@ -177,7 +177,10 @@ fn doubts_end_when_somebody_confirms_or_with_time() {
         assert_eq!(stopped.contains("for a while"), patience.is_some(), "{stopped}");
         // Later ones would each seem few.
         node.loses((&all.0[3..4], &all.1[3..4]));
-        node.holds_for(if patience.is_some() { secs(299) } else { secs(2_000) });
+        node.holds_for(secs(199));
+        // Another list that lacks them does not begin the time again.
+        node.loses((&all.0[3..], &all.1[3..]));
+        node.holds_for(if patience.is_some() { secs(100) } else { secs(2_000) });
         assert_eq!(state(&node.kernel), full, "{mode}");
         if patience.is_some() {
             node.settle();
@@ -189,6 +192,16 @@ fn doubts_end_when_somebody_confirms_or_with_time() {
         // They come back, and are lost again.
         node.gets((&all.0, &all.1));
         node.settle();
+        // Objects that are there before anything was done about them are not missing any more.
+        node.loses((&all.0, &all.1));
+        node.gets((&all.0, &all.1));
+        node.settle();
+        node.loses((&all.0, &all.1));
+        node.holds_for(secs(1));
+        assert!(node.proxier.confirm_removal(node.now) > 0);
+        node.gets((&all.0, &all.1));
+        node.settle();
+        node.serves_like(&all, &what);
         node.loses((&all.0, &all.1));
         node.holds_for(secs(10));
         node.serves_like(&all, &what);
@@ -197,8 +210,37 @@ fn doubts_end_when_somebody_confirms_or_with_time() {
         node.holds_for(secs(10));
         node.serves_like(&stalls((1..=COUNT).filter(|number| *number != 3)), &what);
         assert!(node.proxier.confirm_removal(node.now) > 0);
+        // What was confirmed is not doubted again.
+        node.loses((&all.0, &all.1));
         node.settle();
         node.serves_like(&stalls([]), &what);
+        assert_eq!(node.held_back(), 0);
+    }
+}
+
+/// Services without endpoints are missed too. Another one may have a missing one's external IP, but not its cluster IP.
+#[test]
+fn an_address_that_others_may_have_replaces_no_missing_service() {
+    for mode in Kind::ALL {
+        let (services, slices) = stalls(1..=COUNT);
+        let mut node = Node::begins(options_of(mode), &(services.clone(), Vec::new()));
+        node.settle();
+        node.loses((&services, &[]));
+        node.holds_for(secs(31));
+        node.service("other", json!({"clusterIP": "10.96.1.1", "externalIPs": ["203.0.113.1"]}));
+        node.holds_for(secs(31));
+        let is_there = |node: &Node, name: &str| node.proxier.store().service(&ObjectKey::new("demo", name)).is_some();
+        assert!(is_there(&node, "s20"), "{mode}");
+        // Of its slices, the missing one goes with it.
+        node.gets((&[], &[slices[19].clone(), another(20)]));
+        node.loses((&[], &slices[19..]));
+        node.holds_for(secs(31));
+        node.service("another", json!({"clusterIP": "10.96.0.20"}));
+        node.holds_for(secs(31));
+        assert!(!is_there(&node, "s20") && is_there(&node, "s19"), "{mode}");
+        let s20 = ObjectKey::new("demo", "s20");
+        let left = node.proxier.store().slices_of(&s20).map(|slice| slice.key.name());
+        assert_eq!(left.collect::<Vec<_>>(), ["s20-1-new"], "{mode}");
     }
 }
 
