@@ -125,6 +125,10 @@ fn advice(kind: ErrorKind, said: &str) -> &'static str {
         _ if said.contains("Failed to list table names") && said.contains("Permission denied") => {
             "; only root may read that file: another user needs CAP_DAC_READ_SEARCH"
         }
+        // Read-only, a folder (what a container's mount makes of a missing file), or another user's.
+        _ if said.contains("can't open lock file") => {
+            "; it has to be a file that this user can write to: in a container, mount the host's file there"
+        }
         ErrorKind::Permission => "; CAP_NET_ADMIN in this network namespace is needed",
         ErrorKind::NoKernelSupport => {
             "; the kernel has no such tables (the legacy ones are off by default since 6.17), use the nf_tables programs or load the module"
@@ -345,6 +349,19 @@ mod tests {
             ("iptables-restore: line 5 failed\n", ErrorKind::Other),
         ] {
             assert_eq!(kind_of(words), kind, "{words}");
+        }
+    }
+
+    #[test]
+    fn advice_about_the_lock_file_names_no_capability() {
+        for reason in ["Permission denied", "Read-only file system", "Is a directory", "No such file or directory"] {
+            let stderr = format!("Fatal: can't open lock file /run/xtables.lock: {reason}\n").into_bytes();
+            let output = Output { code: Some(4), stderr, ..Output::default() };
+            for error in [of_program("listing", &output), Diagnosis::new("*nat\n", &output).into_error("restoring")] {
+                let said = error.to_string();
+                assert!(said.contains(reason) && said.contains("mount the host's file"), "{said}");
+                assert!(error.kind() == ErrorKind::Permission && !said.contains("CAP_NET_ADMIN"), "{said}");
+            }
         }
     }
 
