@@ -360,14 +360,19 @@ impl Transaction {
 
     /// Creates a flow table; an existing one gets the devices that it lacks. Its priority and
     /// [`FlowtableFlags::HW_OFFLOAD`](crate::FlowtableFlags::HW_OFFLOAD) cannot be changed.
+    ///
+    /// The kernel accepts 255 devices at once. With more, this and the other methods with devices add several
+    /// operations.
     #[doc(alias = "NFT_MSG_NEWFLOWTABLE")]
     pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
-        self.push(Operation::AddFlowtable(flowtable, Present::Keep))
+        in_parts(flowtable).into_iter().fold(self, |to, part| to.push(Operation::AddFlowtable(part, Present::Keep)))
     }
 
     /// Creates a flow table that must not exist.
     pub fn create_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
-        self.push(Operation::AddFlowtable(flowtable, Present::Refuse))
+        let presences = std::iter::once(Present::Refuse).chain(std::iter::repeat(Present::Keep));
+        let parts = in_parts(flowtable).into_iter().zip(presences);
+        parts.fold(self, |to, (part, present)| to.push(Operation::AddFlowtable(part, present)))
     }
 
     /// Deletes a flow table that no rule uses.
@@ -379,7 +384,7 @@ impl Transaction {
     /// Removes devices from a flow table, which stays. Since Linux 5.8. Its flags are ignored. It is an error to name a
     /// device that it does not have, or no device.
     pub fn delete_flowtable_devices(&mut self, flowtable: Flowtable) -> &mut Self {
-        self.push(Operation::DeleteFlowtableDevices(flowtable))
+        in_parts(flowtable).into_iter().fold(self, |to, part| to.push(Operation::DeleteFlowtableDevices(part)))
     }
 
     /// Appends the operations of another transaction.
@@ -698,6 +703,22 @@ impl Elements {
         }
         from
     }
+}
+
+/// Most devices of a flow table in one message (net/netfilter/nf_tables_api.c, `nf_tables_parse_netdev_hooks`, refuses
+/// `NFT_NETDEVICE_MAX`).
+const DEVICES: usize = 255;
+
+/// A flow table with its devices spread over as many messages as needed: one without devices.
+fn in_parts(mut flowtable: Flowtable) -> Vec<Flowtable> {
+    let mut parts = Vec::new();
+    while flowtable.devices.len() > DEVICES {
+        let rest = flowtable.devices.split_off(DEVICES);
+        parts.push(flowtable.clone());
+        flowtable.devices = rest;
+    }
+    parts.push(flowtable);
+    parts
 }
 
 /// One message of a transaction: an operation, and the elements in it.

@@ -475,6 +475,34 @@ fn flow_tables_of_nft_survive() {
     });
 }
 
+/// A node has a device for each pod.
+#[test]
+fn a_flow_table_takes_more_devices_than_a_message() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::FlowTables, Need::Veth], || {
+        let here = Netns::current().unwrap();
+        let pairs = (0..150).map(|number| [format!("a{number}"), format!("b{number}")]);
+        let devices: Vec<String> = pairs.flatten().collect();
+        for pair in devices.chunks(2) {
+            veth_pair((&here, &pair[0]), (&here, &pair[1])).unwrap();
+        }
+        let table = TableKey::new(Family::Inet, "t").unwrap();
+        let key = table.flowtable("f").unwrap();
+        let mut client = Client::open().unwrap();
+        let mut has = |devices: &[String]| {
+            let flowtable = Flowtable::new(key.clone(), devices.iter().map(String::as_str));
+            client.sync(&TableSpec::new(Table::new(table.clone())).flowtable(flowtable)).unwrap();
+            let mut found = client.list_flowtables(&table).unwrap().remove(0).flowtable.devices;
+            let mut expected = devices.to_vec();
+            found.sort();
+            expected.sort();
+            assert_eq!(found, expected);
+        };
+        for count in [300, 0, 300, 3] {
+            has(&devices[..count]);
+        }
+    });
+}
+
 #[test]
 fn types_are_those_of_nft() {
     kernel_test(NEEDS, || {

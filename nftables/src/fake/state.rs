@@ -19,6 +19,12 @@ pub(super) fn whole(errno: Errno) -> Refusal {
     (errno, None)
 }
 
+/// Refuses `NFT_NETDEVICE_MAX` devices of a flow table (`nf_tables_parse_netdev_hooks`).
+fn check_number(devices: &[String]) -> Result<(), Refusal> {
+    const EFBIG: Errno = Errno(27);
+    if devices.len() < 256 { Ok(()) } else { Err(whole(EFBIG)) }
+}
+
 /// The kernel's limit of nested jumps (`NFT_JUMP_STACK_SIZE`).
 const JUMPS: usize = 16;
 
@@ -344,6 +350,7 @@ impl Ruleset {
     /// Adds a flow table, or devices to an existing one (`nft_flowtable_update`). Every device exists here.
     pub(super) fn add_flowtable(&mut self, flowtable: Flowtable, exclusive: bool) -> Result<(), Refusal> {
         let handle = self.handle();
+        check_number(&flowtable.devices)?;
         if !flowtable.flags.difference(FlowtableFlags::HW_OFFLOAD | FlowtableFlags::COUNTER).is_empty() {
             return Err(whole(Errno::EOPNOTSUPP));
         }
@@ -378,6 +385,7 @@ impl Ruleset {
     pub(super) fn delete_flowtable(&mut self, key: &TableKey, name: &Name, devices: &[String]) -> Result<(), Refusal> {
         let table = self.table_mut(key)?;
         let place = table.flowtable_place(name).ok_or(whole(Errno::ENOENT))?;
+        check_number(devices)?;
         if devices.is_empty() {
             if table.uses_of_flowtable(name) > 0 {
                 return Err(whole(Errno::EBUSY));
