@@ -17,7 +17,7 @@ pub use port::LinksPort;
 pub use route::RoutesPort;
 
 use crate::kernel::error::errno_kind;
-use crate::ports::PortErrorKind;
+use crate::ports::{ItemFailures, PortError, PortErrorKind};
 
 const AF_UNSPEC: u8 = 0;
 const AF_INET: u8 = 2;
@@ -60,6 +60,18 @@ fn kind_of(errno: Errno) -> PortErrorKind {
         Errno::EACCES => PortErrorKind::Unavailable,
         errno => errno_kind(errno.0),
     }
+}
+
+/// Says what to do where a device has no IPv6: by the kernel's answer, a permission is missing.
+fn with_advice(mut failures: ItemFailures, device: &str) -> ItemFailures {
+    for failure in failures.iter_mut().filter(|failure| failure.error.kind() == PortErrorKind::Unavailable) {
+        let message = format!(
+            "{}; device {device} has no IPv6: set net.ipv6.conf.{device}.disable_ipv6 to 0, or no Service is served by IPv6",
+            failure.error
+        );
+        failure.error = PortError::new(PortErrorKind::Unavailable, message);
+    }
+    failures
 }
 
 fn open() -> Result<Connection, Error> {

@@ -7,7 +7,7 @@ use netlink_batch::{Connection, Errno, Error};
 
 use super::address::AssignedAddress;
 use super::link::Link;
-use super::{address, kind_of, link, open, route};
+use super::{address, kind_of, link, open, route, with_advice};
 use crate::kernel::error::all;
 use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind, Result};
@@ -162,7 +162,7 @@ impl Links for LinksPort {
             Err(error) => return all(addresses.len(), &error),
         };
         let add = |connection: &mut Connection| address::add(connection, index, addresses);
-        self.connection.batch(addresses.len(), add, doing, kind_of_adding)
+        with_advice(self.connection.batch(addresses.len(), add, doing, kind_of_adding), device)
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use netlink_batch::header::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
 
-use super::{AF_UNSPEC, family_of, get_address, kind_of, open, put_address, split};
+use super::{AF_UNSPEC, family_of, get_address, kind_of, open, put_address, split, with_advice};
 use crate::kernel::lazy::Lazy;
 use crate::net::Network;
 use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortErrorKind, Result, RouteOwner};
@@ -185,9 +185,10 @@ impl LocalNetworks for RoutesPort {
     }
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
-        self.write((owner, RTM_NEWROUTE), routes, "adding local route", |errno| {
+        let failures = self.write((owner, RTM_NEWROUTE), routes, "adding local route", |errno| {
             (errno != Errno::EEXIST).then(|| kind_of(errno))
-        })
+        });
+        with_advice(failures, "lo")
     }
 
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {

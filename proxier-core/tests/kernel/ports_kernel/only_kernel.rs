@@ -69,6 +69,8 @@ fn a_device_without_ipv6() {
         ports.sysctls.set("net/ipv6/conf/kube-ipvs0/disable_ipv6", "1").unwrap();
         let failures = ports.links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "10.96.0.2"]));
         assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
+        let said = failures[0].error.to_string();
+        assert!(said.contains("set net.ipv6.conf.kube-ipvs0.disable_ipv6 to 0"), "{said}");
         assert_eq!(world.devices()[DEVICE].len(), 2);
     });
 }
@@ -258,6 +260,7 @@ fn a_host_without_ipv6_has_routes_of_ipv4() {
         let networks: [Network; 2] = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
         let failures = ports.routes.add(RouteOwner::Userspace, &networks.map(LocalRoute::new));
         assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
+        assert!(failures[0].error.to_string().contains("set net.ipv6.conf.lo.disable_ipv6 to 0"), "{failures:?}");
         assert_eq!(ports.routes.networks(RouteOwner::Userspace).unwrap().len(), 1);
     });
 }
