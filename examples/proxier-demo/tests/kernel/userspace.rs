@@ -173,6 +173,41 @@ fn open_connections_get_time_at_the_end() {
     });
 }
 
+/// A sandbox may refuse to move data through pipes, which connections with much data use.
+#[test]
+fn much_data_is_copied_where_splice_is_refused() {
+    kernel_test(&[Need::Root, Need::Tool("strace")], || {
+        set_up();
+        let manifests = Folder::with("web.yaml", &web());
+        for refusal in ["EPERM", "ENOSYS"] {
+            let mut strace = Command::new("strace");
+            strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=splice", "-e"]);
+            strace.arg(format!("inject=splice:error={refusal}")).arg(env!("CARGO_BIN_EXE_proxier-demo"));
+            strace.args(["run", "--hostname-override", "n1", "--healthz-bind-address", "127.0.0.1:10256"]);
+            let running = Running::spawn({
+                strace.args(userspace(&manifests));
+                strace
+            });
+            let mut stream = None;
+            running.until("it is served", || {
+                stream = greeted("10.96.0.10:80");
+                stream.is_some()
+            });
+            let mut stream = stream.unwrap();
+            let sent: Vec<u8> = (0..1 << 20).map(|number: u32| number.to_ne_bytes()[number as usize / 7 % 3]).collect();
+            let mut writer = stream.try_clone().unwrap();
+            let data = sent.clone();
+            let writing = std::thread::spawn(move || writer.write_all(&data));
+            let mut received = vec![0; sent.len()];
+            stream.read_exact(&mut received).unwrap_or_else(|error| panic!("{refusal}: {error}: {}", running.log()));
+            assert!(writing.join().unwrap().is_ok() && received == sent);
+            drop(stream);
+            tool(&format!("pkill -TERM -P {}", running.pid()));
+            running.wait();
+        }
+    });
+}
+
 /// Seconds of processor time that a process has taken.
 fn processor_time(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

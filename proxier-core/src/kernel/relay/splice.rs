@@ -101,8 +101,11 @@ fn receive(from: &TcpStream, to: &TcpStream, shared: &Shared, is_bulk: &mut bool
     // Without descriptors for a pipe, data is copied.
     if *is_bulk && let Some(pipe) = shared.take_pipe() {
         match splice(from.as_fd(), None, &pipe.write, None, AT_ONCE, flags()) {
-            // The end, no data, or the mark of urgent data, which pipes do not pass: a read tells which.
-            Ok(0) | Err(Errno::EAGAIN) => shared.give_back(pipe),
+            // The end, no data, or the mark of urgent data, which pipes do not pass: a read tells which. Or a sandbox
+            // refuses the call (seccomp), and data is copied.
+            Ok(0) | Err(Errno::EAGAIN | Errno::EPERM | Errno::EACCES | Errno::ENOSYS | Errno::EINVAL) => {
+                shared.give_back(pipe);
+            }
             Ok(length) => return Ok(Received::Piped(pipe, length)),
             Err(errno) => return Err(errno.into()),
         }
