@@ -119,9 +119,9 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
         tracing::warn!("{note}");
     }
     adjust_oom_score(settings.oom_score_adj);
-    if settings.mode.facts().is_process {
-        tracing::debug!("{} files may be open", userspace::raise_open_files());
-    }
+    // Relayed connections need them, and the health-check ports of Services.
+    let open_files = userspace::raise_open_files();
+    tracing::debug!("{open_files} files may be open");
     let families = engine.proxier().facts().config().families;
     health.set_families(families);
     if fell_back {

@@ -15,7 +15,8 @@ use crate::message::Message;
 use crate::problem::Problem;
 use crate::settings::Settings;
 
-/// Raises this process's limit of open files: two per connection. Returns the limit.
+/// Raises this process's limit of open files: two per connection, and one per health-check port and family. Returns
+/// the limit.
 pub(crate) fn raise_open_files() -> u64 {
     let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     match setrlimit(Resource::RLIMIT_NOFILE, most, most) {

@@ -13,7 +13,7 @@ use testkit::apiserver::tls::{Authority, Relay};
 use testkit::{Executable, Need, PROXY, kernel_test};
 
 use crate::live::{Service, World};
-use crate::program::{Folder, Running, changed, command, ipvsadm, ok, set_up, status_of, text, tool};
+use crate::program::{Folder, Running, changed, command, ipvsadm, lone, ok, set_up, status_of, text, tool};
 
 fn web() -> Service {
     Service::new("web", "10.96.0.10", &["10.244.1.5", "10.244.2.6"])
@@ -123,6 +123,33 @@ fn temporary_problems_are_retried() {
 /// A process of another user than root needs three capabilities where iptables-legacy may have tables, and so do the programs it starts;
 /// missing ones are named.
 #[test]
+/// Each Service with a health-check port takes a descriptor for each family.
+#[test]
+fn many_health_checks_get_the_descriptors_that_they_need() {
+    kernel_test(&[TABLE, &[Need::Tool("prlimit")]].concat(), || {
+        set_up();
+        let folder = Folder::new("health");
+        let port = |number: usize| 32_000 + number;
+        for number in 1..100 {
+            let address = format!("10.96.1.{number}");
+            let spec = format!(
+                "type: LoadBalancer, ipFamilies: [IPv4], clusterIP: {address}, clusterIPs: [{address}], externalTrafficPolicy: Local, \
+                 healthCheckNodePort: {}, ports: [{{name: http, port: 80, protocol: TCP}}]",
+                port(number)
+            );
+            folder.put(&format!("web-{number}.yaml"), &lone(&format!("web-{number}"), &spec, ""));
+        }
+        let mut limited = Command::new("prlimit");
+        limited.args(["--nofile=64:1024", env!("CARGO_BIN_EXE_proxier-demo"), "run", "--proxy-mode", "nftables"]);
+        limited.args(["--hostname-override", "n1", "--healthz-bind-address", "127.0.0.1:10256", "--manifests"]);
+        limited.arg(&folder.0);
+        let running = Running::spawn(limited);
+        // There is no endpoint.
+        running.until("all answer", || (1..100).all(|number| status_of(&format!("{}/", port(number))) == 503));
+        assert!(running.end().success());
+    });
+}
+
 fn another_user_than_root() {
     // The file that lists tables of iptables-legacy is there once its module is loaded, which this need does.
     let needs = [PROXY, &[Need::Mounts, Need::Tool("setpriv"), Need::IptablesLegacy]].concat();
