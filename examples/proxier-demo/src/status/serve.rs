@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::problem::Problem;
 use crate::status::health::Health;
+use crate::status::logging::Limiter;
 use crate::status::page::StatusPage;
 use crate::status::server::{
     self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, answer, bind, not_found, serve, text,
@@ -29,6 +30,7 @@ pub async fn listen(
     hard_fail: bool,
     mut failed: impl FnMut(&Problem),
 ) -> Result<TcpListener, Problem> {
+    let mut limiter = Limiter::default();
     loop {
         let error = match open(address) {
             Ok(listener) => return Ok(listener),
@@ -44,7 +46,9 @@ pub async fn listen(
         if hard_fail {
             return Err(problem);
         }
-        tracing::error!("{problem}; trying again in 5 s");
+        if limiter.pass(what, Instant::now()) {
+            tracing::error!("{problem}; trying again in 5 s");
+        }
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
 }

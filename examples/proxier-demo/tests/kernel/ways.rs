@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use testkit::apiserver::ApiServer;
@@ -97,6 +98,8 @@ fn temporary_problems_are_retried() {
             "healthz server: cannot listen on 127.0.0.1:10256 (Address already in use (os error 98)); another kube-proxy, \
              or a second proxier-demo?; trying again in 5 s",
         );
+        std::thread::sleep(Duration::from_secs(6));
+        assert_eq!(running.log().matches("healthz server: cannot listen").count(), 1, "at most once a minute");
         assert_eq!(tool("nft list tables"), "");
         drop(taken);
         let before = Timestamp::now().to_string();
@@ -120,9 +123,6 @@ fn temporary_problems_are_retried() {
     });
 }
 
-/// A process of another user than root needs three capabilities where iptables-legacy may have tables, and so do the programs it starts;
-/// missing ones are named.
-#[test]
 /// Each Service with a health-check port takes a descriptor for each family.
 #[test]
 fn many_health_checks_get_the_descriptors_that_they_need() {
@@ -150,6 +150,9 @@ fn many_health_checks_get_the_descriptors_that_they_need() {
     });
 }
 
+/// A process of another user than root needs three capabilities where iptables-legacy may have tables, and so do the programs it starts;
+/// missing ones are named.
+#[test]
 fn another_user_than_root() {
     // The file that lists tables of iptables-legacy is there once its module is loaded, which this need does.
     let needs = [PROXY, &[Need::Mounts, Need::Tool("setpriv"), Need::IptablesLegacy]].concat();
