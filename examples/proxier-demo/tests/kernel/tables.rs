@@ -79,6 +79,11 @@ fn mends_at_once(mode: &str, table: &str, set: &str) {
     }
     proxy.until_logged("changed by another program, repaired");
     std::thread::sleep(Duration::from_secs(3));
+    let log = proxy.log();
+    let lines: Vec<&str> =
+        log.lines().filter_map(|line| line.split_once("changed by another program")).map(|of| of.1).collect();
+    let different: std::collections::BTreeSet<_> = lines.iter().collect();
+    assert_eq!(different.len(), lines.len(), "each at most once a minute: {log}");
     let mended = full_passes();
     // IPVS mode puts its table back without one, and compares everything once a second at most.
     assert!(mended >= begun + 2.0, "{begun} full passes, {mended} after all changes");

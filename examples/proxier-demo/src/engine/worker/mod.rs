@@ -11,6 +11,7 @@ use proxier_core::engine::Removal;
 use proxier_core::modes::Cleaned;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::plan::report::{Refused, Report};
+use proxier_core::plan::step::Step;
 use proxier_core::service::HealthCheck;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -72,6 +73,8 @@ const CLEAN_AGAIN: Duration = Duration::from_secs(30);
 /// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 /// Number of changes after which unused memory is returned to the kernel, when nothing has happened for [`QUIET`].
+/// Most changes of other programs to name in the log after a pass.
+const NAMED: usize = 20;
 const MANY: u64 = 20;
 const QUIET: Duration = Duration::from_millis(200);
 /// Number of Services in the initial list from which memory is also returned before the first pass. That takes the
@@ -507,9 +510,7 @@ impl Worker {
             tracing::warn!("{limit}");
             self.recorder.record(Regarding::Node, Reason::NOT_AS_CONFIGURED, limit.clone());
         }
-        for step in &report.drift {
-            tracing::warn!("changed by another program, repaired: {step}");
-        }
+        self.report_drift(&report.drift, now);
         if let Some(stopped) = &report.stopped {
             self.report_held(stopped);
         }
@@ -520,6 +521,20 @@ impl Worker {
         if self.limiter.pass(object, now) {
             tracing::warn!("{note}");
             if let Some(service) = service {
+    /// Names the first of other programs' changes, each at most once a minute, and counts the rest: a program may flush
+    /// all rules again and again.
+    fn report_drift(&mut self, drift: &[Step], now: Instant) {
+        let (named, rest) = drift.split_at(drift.len().min(NAMED));
+        for step in named {
+            if self.limiter.pass(&format!("drift: {step}"), now) {
+                tracing::warn!("changed by another program, repaired: {step}");
+            }
+        }
+        if !rest.is_empty() && self.limiter.pass("drift", now) {
+            tracing::warn!("changed by another program, repaired: {} more", rest.len());
+        }
+    }
+
                 self.recorder.record(Regarding::Service(service), reason, note);
             }
         }
