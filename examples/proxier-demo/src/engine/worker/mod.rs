@@ -70,11 +70,12 @@ const OVERLAP: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(1);
 /// Pause before the next attempt to remove objects of other modes.
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
-/// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
+/// Pause before checking again for what a cleanup cannot remove: a person may have removed it, and other programs may
+/// have started, such as a firewall or the first pod's bridge.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
-/// Number of changes after which unused memory is returned to the kernel, when nothing has happened for [`QUIET`].
 /// Most changes of other programs to name in the log after a pass.
 const NAMED: usize = 20;
+/// Number of changes after which unused memory is returned to the kernel, when nothing has happened for [`QUIET`].
 const MANY: u64 = 20;
 const QUIET: Duration = Duration::from_millis(200);
 /// Number of Services in the initial list from which memory is also returned before the first pass. That takes the
@@ -122,8 +123,7 @@ impl Worker {
     /// Handles messages and does what is due, until all senders are dropped.
     fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
-            let clean_in =
-                self.clean_at.filter(|_| !self.is_alone).map(|at| at.saturating_duration_since(Instant::now()));
+            let clean_in = self.clean_at.map(|at| at.saturating_duration_since(Instant::now()));
             if clean_in == Some(Duration::ZERO) {
                 self.clean_up_after_others(engine);
                 self.give_back();
@@ -200,9 +200,11 @@ impl Worker {
         self.unreturned = 0;
     }
 
-    /// Removes objects of other modes. Retries failures after a while, and checks again for leftovers.
+    /// Removes objects of other modes until none are left. Retries failures after a while, and checks again for
+    /// leftovers and obstacles.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
-        let (mut cleaned, is_made) = match engine.clean_up_after_others() {
+        let removal = if self.is_alone { Removal::Made(Cleaned::default()) } else { engine.clean_up_after_others() };
+        let (mut cleaned, is_made) = match removal {
             Removal::Made(cleaned) => (cleaned, true),
             Removal::Unknown(cleaned) => (cleaned, false),
             Removal::Held(stopped) => {
@@ -210,11 +212,11 @@ impl Worker {
                 (Cleaned::default(), false)
             }
         };
+        self.is_alone = is_made && cleaned.leftovers().next().is_none();
         cleaned.left.extend(engine.obstacles());
         self.report_cleaned(&cleaned);
         let leftovers = cleaned.leftovers().count();
         self.health.metrics(|metrics| metrics.leftovers = number(leftovers));
-        self.is_alone = is_made && leftovers == 0;
         let pause = if is_made && cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN };
         self.clean_at = Some(Instant::now() + pause);
     }
@@ -230,7 +232,10 @@ impl Worker {
 
     fn handle_message(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
-            Message::Resync => engine.proxier.request_full(engine.now()),
+            Message::Resync => {
+                engine.proxier.request_full(engine.now());
+                self.clean_at = self.clean_at.map(|at| at.min(Instant::now()));
+            }
             Message::HostChanged(came) => {
                 let now = engine.now();
                 engine.proxier.addresses_seen(came, now);
@@ -516,11 +521,6 @@ impl Worker {
         }
     }
 
-    /// Warns about an object, at most once a minute, in the log and by an Event of its Service.
-    fn warn(&mut self, object: &str, now: Instant, service: Option<ObjectKey>, (reason, note): (Reason, String)) {
-        if self.limiter.pass(object, now) {
-            tracing::warn!("{note}");
-            if let Some(service) = service {
     /// Names the first of other programs' changes, each at most once a minute, and counts the rest: a program may flush
     /// all rules again and again.
     fn report_drift(&mut self, drift: &[Step], now: Instant) {
@@ -535,6 +535,11 @@ impl Worker {
         }
     }
 
+    /// Warns about an object, at most once a minute, in the log and by an Event of its Service.
+    fn warn(&mut self, object: &str, now: Instant, service: Option<ObjectKey>, (reason, note): (Reason, String)) {
+        if self.limiter.pass(object, now) {
+            tracing::warn!("{note}");
+            if let Some(service) = service {
                 self.recorder.record(Regarding::Service(service), reason, note);
             }
         }

@@ -2,6 +2,7 @@
 
 use ipvs::Operation;
 use k8s_openapi::jiff::Timestamp;
+use nftables::{ChainType, Hook, Policy, Priority};
 use proxier_core::config::{NodePortAddresses, RulesBy};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -195,6 +196,34 @@ fn what_cannot_be_removed_is_reported() {
     assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
     assert!(event["note"].as_str().unwrap().starts_with("table ip kube-proxy stays: it lacks "), "{event}");
     play.until("it is counted", |play| play.metric(|metrics| metrics.leftovers) == 1);
+}
+
+/// A firewall that starts later, such as Docker's, is found too.
+#[test]
+fn a_chain_that_drops_later_is_counted() {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
+    let play = Play::on(kernel.clone(), Duration::from_secs(600), |_| {});
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    play.until("the first pass", |play| play.full_passes() > 0);
+    // By then the objects of other modes have been removed.
+    std::thread::sleep(OVERLAP * 2);
+    assert_eq!(play.metric(|metrics| metrics.leftovers), 0);
+    let firewall = nftables::TableKey::new(nftables::Family::Inet, "firewall").unwrap();
+    let hook = nftables::BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER);
+    let chain = nftables::Chain::base(firewall.chain("forward").unwrap(), hook).policy(Policy::Drop);
+    let mut transaction = nftables::Transaction::new();
+    transaction.add_table(nftables::Table::new(firewall.clone())).add_chain(chain);
+    kernel.nftables().commit(&transaction).unwrap();
+    let is_counted = |count| {
+        play.messages.blocking_send(Message::Resync).unwrap();
+        play.until(&format!("{count} are counted"), |play| play.metric(|metrics| metrics.leftovers) == count);
+    };
+    is_counted(1);
+    let mut transaction = nftables::Transaction::new();
+    kernel.nftables().commit(transaction.delete_table(&firewall)).unwrap();
+    is_counted(0);
 }
 
 /// An endpoint that the kernel refuses is a number and an Event of its Service; the node stays healthy.
