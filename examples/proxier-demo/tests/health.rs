@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -55,6 +56,25 @@ async fn local() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
+}
+
+/// Nanoseconds of processor time that this thread has taken.
+fn busy() -> u64 {
+    let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    times.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// A sandbox may let a program listen and not accept.
+#[tokio::test]
+async fn a_server_that_accepts_nothing_takes_no_processor_time() {
+    let (listener, _) = local().await;
+    // Each attempt to accept fails at once.
+    nix::sys::socket::shutdown(listener.as_raw_fd(), nix::sys::socket::Shutdown::Read).unwrap();
+    let before = busy();
+    let health = Health::new(Duration::from_secs(30), Families::Dual);
+    let served = tokio::time::timeout(Duration::from_millis(500), serve_health(listener, health)).await;
+    let taken = Duration::from_nanos(busy() - before);
+    assert!(served.is_err() && taken < Duration::from_millis(100), "{taken:?}");
 }
 
 /// Listens on these addresses.

@@ -161,14 +161,17 @@ pub(crate) async fn serve(listener: TcpListener, slots: Slots, answers: impl Ans
                 let slot = slots.enter().await;
                 connections.spawn(converse(stream, slot, answers.clone()));
             }
-            Err(error) if is_short_of_room(&error) => {
+            // The client is already gone.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
                 tracing::debug!("a connection was not accepted: {error}");
-                slots.is_short.store(true, Ordering::Relaxed);
-                slots.needed.notify_one();
+                if is_short_of_room(&error) {
+                    slots.is_short.store(true, Ordering::Relaxed);
+                    slots.needed.notify_one();
+                }
+                // The next attempt may fail in the same way.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            // The client is already gone.
-            Err(error) => tracing::trace!("a connection was not accepted: {error}"),
         }
     }
 }
