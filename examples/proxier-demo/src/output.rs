@@ -21,7 +21,8 @@ pub(crate) fn changes(number: u64) -> String {
 /// Why a value below `/proc/sys` stays, although serving needs another.
 pub(crate) fn unmet(change: &SysctlChange) -> String {
     let now = change.from.as_deref().unwrap_or("unknown");
-    format!("{} stays {now}: this process cannot write it", change.path)
+    let SysctlChange { path, to, .. } = change;
+    format!("{path} stays {now}, not {to}: this process cannot write it, so set it on the host")
 }
 
 /// Whether lines on standard error are JSON, like those of the log.
