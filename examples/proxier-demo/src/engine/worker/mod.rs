@@ -93,8 +93,6 @@ impl Worker {
         compared: Option<Sender<()>>,
     ) -> Result<mpsc::UnboundedReceiver<PassSummary>, Problem> {
         let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
-        // Its own runtime, because the process's may end while this thread still waits.
-        let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
         let (passed, outcomes) = mpsc::unbounded_channel();
         let work = move || {
             let mut worker = Worker {
@@ -114,7 +112,12 @@ impl Worker {
                 is_alone: false,
                 is_finished: false,
             };
-            worker.work(&mut engine, inbox, &clock);
+            // Its own runtime, because the process's may end while this thread still waits. Made here, because asynchronous
+            // code, which starts this thread, may not drop one: it would if there is no thread.
+            match Builder::new_current_thread().enable_time().build() {
+                Ok(clock) => worker.work(&mut engine, inbox, &clock),
+                Err(error) => tracing::error!("no clock for the kernel's thread ({error})"),
+            }
         };
         std::thread::Builder::new().name("kernel".to_owned()).spawn(work).map_err(problem)?;
         Ok(outcomes)
