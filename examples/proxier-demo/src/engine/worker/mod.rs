@@ -529,6 +529,9 @@ impl Worker {
     fn report_drift(&mut self, drift: &[Step], now: Instant) {
         let (named, rest) = drift.split_at(drift.len().min(NAMED));
         for step in named {
+            let mut step = step.clone();
+            // One line: all rules may be gone.
+            step.lines.clear();
             if self.limiter.pass(&format!("drift: {step}"), now) {
                 tracing::warn!("changed by another program, repaired: {step}");
             }
