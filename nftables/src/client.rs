@@ -464,7 +464,14 @@ impl Client {
     pub fn get_flowtable(&mut self, flowtable: &FlowtableKey) -> Result<ObservedFlowtable, Error> {
         let put = |out: &mut Encoder| put_flowtable_key(out, flowtable);
         let action = format!("reading flow table {flowtable}");
-        self.ask(uapi::NFT_MSG_GETFLOWTABLE, Some(flowtable.table.family), put, get_flowtable, &action)
+        let read = self.ask(uapi::NFT_MSG_GETFLOWTABLE, Some(flowtable.table.family), put, get_flowtable, &action);
+        // The kernel answers EPERM if the names of the devices do not fit into a page (`nf_tables_getflowtable`); a
+        // listing has room.
+        let Some(error) = read.as_ref().err().filter(|error| error.kind() == ErrorKind::Permission) else {
+            return read;
+        };
+        let listed = self.list_flowtables(&flowtable.table).unwrap_or_default();
+        listed.into_iter().find(|found| found.flowtable.key == *flowtable).ok_or_else(|| error.clone())
     }
 
     /// Reads a table with all its contents, in one generation. Other tables are not read.
