@@ -1,6 +1,15 @@
 //! The ports of the simulated kernel: the real ones over fake transports where the kernel uses bytes, behind injected
 //! failures.
 
+/// Methods that return what the port's method of the same name returns, unless a failure is injected.
+macro_rules! gated {
+    ($port:ident: $($call:ident, $family:expr => $name:ident($($given:ident: $of:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&mut self, $($given: $of),*) -> Result<$answer> {
+            self.gate.call(Call::$call, $family, || self.$port.$name($($given),*))
+        }
+    )*};
+}
+
 mod gate;
 mod rules;
 
@@ -85,12 +94,11 @@ impl FakePorts {
 }
 
 impl Ipvs for Gated<IpvsPort> {
-    fn snapshot(&mut self) -> Result<Snapshot> {
-        self.gate.call(Call::IpvsSnapshot, None, || self.inner.snapshot())
-    }
-
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
-        self.gate.call(Call::IpvsRealServers, None, || self.inner.real_servers(key))
+    gated! { inner:
+        IpvsSnapshot, None => snapshot() -> Snapshot;
+        IpvsRealServers, None => real_servers(key: &VirtualServerKey) -> Vec<ObservedRealServer>;
+        IpvsTimeouts, None => timeouts() -> Timeouts;
+        IpvsSetTimeouts, None => set_timeouts(timeouts: &TimeoutsUpdate) -> ();
     }
 
     fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
@@ -114,14 +122,6 @@ impl Ipvs for Gated<IpvsPort> {
             failures
         })
     }
-
-    fn timeouts(&mut self) -> Result<Timeouts> {
-        self.gate.call(Call::IpvsTimeouts, None, || self.inner.timeouts())
-    }
-
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
-        self.gate.call(Call::IpvsSetTimeouts, None, || self.inner.set_timeouts(timeouts))
-    }
 }
 
 struct FakeSetsPort {
@@ -132,12 +132,11 @@ struct FakeSetsPort {
 }
 
 impl Sets for FakeSetsPort {
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>> {
-        self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.entries(set))
-    }
-
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<()> {
-        self.gate.call(Call::SetsCreate, Some(set.key.family), || self.port.create(set, room))
+    gated! { port:
+        SetsEntries, Some(set.key.family) => entries(set: NamedSet) -> Option<BTreeSet<Element>>;
+        SetsCreate, Some(set.key.family) => create(set: NamedSet, room: usize) -> ();
+        SetsEntries, Some(set.key.family) => has_unfinished(set: NamedSet) -> bool;
+        SetsDestroy, Some(set.key.family) => destroy(set: NamedSet) -> ();
     }
 
     fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
@@ -156,14 +155,6 @@ impl Sets for FakeSetsPort {
             *counting.lock() = false;
             outcome
         })
-    }
-
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool> {
-        self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.has_unfinished(set))
-    }
-
-    fn destroy(&mut self, set: NamedSet) -> Result<()> {
-        self.gate.call(Call::SetsDestroy, Some(set.key.family), || self.port.destroy(set))
     }
 }
 
@@ -249,24 +240,15 @@ struct FakeTablesPort {
 }
 
 impl Tables for FakeTablesPort {
-    fn generation(&mut self) -> Result<u32> {
-        self.gate.call(Call::TablesGeneration, None, || self.port.generation())
-    }
-
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
-        self.gate.call(Call::TablesRead, family_of(table), || self.port.read(table))
-    }
-
-    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>> {
-        self.gate.call(Call::TablesTable, family_of(table), || self.port.table(table))
+    gated! { port:
+        TablesGeneration, None => generation() -> u32;
+        TablesRead, family_of(table) => read(table: &TableKey) -> Option<TableSnapshot>;
+        TablesTable, family_of(table) => table(table: &TableKey) -> Option<nftables::Table>;
+        TablesHasChain, family_of(table) => has_chain(table: &TableKey, chain: &str) -> bool;
     }
 
     fn list(&mut self) -> Result<Vec<TableKey>> {
         self.port.list()
-    }
-
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
-        self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
     }
 
     fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {

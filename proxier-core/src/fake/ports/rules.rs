@@ -20,12 +20,10 @@ pub(super) struct FakeRulesPort {
 }
 
 impl Rules for FakeRulesPort {
-    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
-        self.gate.call(Call::RulesHasRandomFully, Some(family), || self.port.has_random_fully(family))
-    }
-
-    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
-        self.gate.call(Call::RulesDump, Some(family), || self.port.dump(family))
+    gated! { port:
+        RulesHasRandomFully, Some(family) => has_random_fully(family: Family) -> bool;
+        RulesDump, Some(family) => dump(family: Family) -> Dump;
+        RulesCheck, Some(family) => check(family: Family, transaction: &Transaction) -> ();
     }
 
     fn used_backend(&mut self) -> Option<Backend> {
@@ -79,10 +77,6 @@ impl Rules for FakeRulesPort {
         let counters =
             counters.iter_mut().flat_map(|all| names.iter().filter(is_free).filter(|name| all.remove(**name)));
         Ok(counters.count())
-    }
-
-    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
-        self.gate.call(Call::RulesCheck, Some(family), || self.port.check(family, transaction))
     }
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
