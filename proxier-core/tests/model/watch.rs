@@ -8,7 +8,7 @@ use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::sets::{NamedSet, SetKey};
-use proxier_core::ports::{Ipvs, ItemFailures, Links, PortError, Ports, Sets};
+use proxier_core::ports::{Ipvs, ItemFailures, Links, Ports, Result, Sets};
 use proxier_core::snapshot::HostAddresses;
 
 /// A write, and whether it was reported as done.
@@ -34,16 +34,20 @@ impl Log {
             ipvs: &mut Watched { port: ports.ipvs, log: &mut ipvs },
             sets: &mut Watched { port: ports.sets, log: &mut sets },
             links: &mut Watched { port: ports.links, log: &mut links },
-            rules: ports.rules,
-            sysctls: ports.sysctls,
-            tables: ports.tables,
-            conntrack: ports.conntrack,
-            routes: ports.routes,
-            relays: ports.relays,
+            ..ports
         });
         self.0 = ipvs.into_iter().chain(sets).chain(links).collect();
         answer
     }
+}
+
+/// Methods that are not recorded.
+macro_rules! pass_on {
+    ($($name:ident($($given:ident: $of:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&mut self, $($given: $of),*) -> $answer {
+            self.port.$name($($given),*)
+        }
+    )*};
 }
 
 struct Watched<'a, P: ?Sized> {
@@ -52,12 +56,11 @@ struct Watched<'a, P: ?Sized> {
 }
 
 impl Ipvs for Watched<'_, dyn Ipvs + '_> {
-    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
-        self.port.snapshot()
-    }
-
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
-        self.port.real_servers(key)
+    pass_on! {
+        snapshot() -> Result<Snapshot>;
+        real_servers(key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>>;
+        timeouts() -> Result<Timeouts>;
+        set_timeouts(timeouts: &TimeoutsUpdate) -> Result<()>;
     }
 
     fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
@@ -67,27 +70,14 @@ impl Ipvs for Watched<'_, dyn Ipvs + '_> {
         self.log.extend(done);
         failures
     }
-
-    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
-        self.port.timeouts()
-    }
-
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
-        self.port.set_timeouts(timeouts)
-    }
 }
 
 impl Sets for Watched<'_, dyn Sets + '_> {
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
-        self.port.entries(set)
-    }
-
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
-        self.port.create(set, room)
-    }
-
-    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
-        self.port.add(set, elements)
+    pass_on! {
+        entries(set: NamedSet) -> Result<Option<BTreeSet<Element>>>;
+        create(set: NamedSet, room: usize) -> Result<()>;
+        add(set: NamedSet, elements: &[&Element]) -> ItemFailures;
+        has_unfinished(set: NamedSet) -> Result<bool>;
     }
 
     fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
@@ -95,45 +85,29 @@ impl Sets for Watched<'_, dyn Sets + '_> {
         self.port.delete(set, elements)
     }
 
-    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()> {
         self.log.push(Write::Replace(set.key, elements.iter().map(|element| (*element).clone()).collect()));
         self.port.replace(set, elements)
     }
 
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
-        self.port.has_unfinished(set)
-    }
-
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<()> {
         self.log.push(Write::Destroy);
         self.port.destroy(set)
     }
 }
 
 impl Links for Watched<'_, dyn Links + '_> {
-    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
-        self.port.has_device(name)
+    pass_on! {
+        has_device(name: &str) -> Result<bool>;
+        create_device(name: &str) -> Result<()>;
+        addresses() -> Result<HostAddresses>;
+        gateways() -> Result<BTreeSet<IpAddr>>;
+        bind(device: &str, addresses: &[IpAddr]) -> ItemFailures;
     }
 
-    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
-        self.port.create_device(name)
-    }
-
-    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn delete_device(&mut self, name: &str) -> Result<()> {
         self.log.push(Write::DeleteDevice);
         self.port.delete_device(name)
-    }
-
-    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
-        self.port.addresses()
-    }
-
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
-        self.port.gateways()
-    }
-
-    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        self.port.bind(device, addresses)
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
