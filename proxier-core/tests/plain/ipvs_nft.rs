@@ -114,11 +114,10 @@ fn in_words_of_nft(entry: &str) -> String {
 fn it_has_what_sets_and_rules_have() {
     let programs = kernel();
     let mut node = serving(&programs, RulesBy::Iptables);
-    assert!(node.pass().is_done());
+    node.settles();
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
+    node.settles();
     let (wanted, state) = (programs.state(), kernel.state());
     assert_eq!(state.ipvs, wanted.ipvs);
     assert_eq!(state.devices, wanted.devices);
@@ -156,7 +155,7 @@ fn it_has_what_sets_and_rules_have() {
     let writes = || kernel.writes().total() - kernel.writes().conntrack;
     let before = writes();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
+    node.settles();
     assert_eq!(writes(), before, "{:?}", kernel.writes());
 }
 
@@ -164,7 +163,7 @@ fn it_has_what_sets_and_rules_have() {
 fn a_change_is_one_transaction_of_a_few_elements() {
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
+    node.settles();
     let before = kernel.writes();
     let key = ObjectKey::new("demo", "extra");
     let service = json!({"metadata": {"namespace": "demo", "name": "extra"},
@@ -202,8 +201,7 @@ fn nothing_is_served_that_cannot_be_guarded() {
     assert!(says("198.51.100.1 is not bound, because none of its virtual servers could be made"), "{why:#?}");
     assert!(!kernel.state().devices["kube-ipvs0"].contains(&"198.51.100.1".parse().unwrap()));
     kernel.clear_faults();
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
+    node.settles();
     assert!(node.ipvs().contains("198.51.100.1:80"));
 }
 
@@ -211,7 +209,7 @@ fn nothing_is_served_that_cannot_be_guarded() {
 fn guards_come_before_and_go_after_what_they_guard() {
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
+    node.settles();
     node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
     let report = node.pass();
@@ -234,7 +232,7 @@ fn guards_come_before_and_go_after_what_they_guard() {
 fn source_ranges_change_without_overlaps() {
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
+    node.settles();
     let ranges = |node: &Node| {
         let all = elements(&node.table(V4), "load-balancer-source-cidr").into_iter();
         all.filter_map(|of| Some(of.strip_prefix("198.51.100.1 . tcp . 80 . ")?.to_owned())).collect::<Vec<_>>()
@@ -246,8 +244,7 @@ fn source_ranges_change_without_overlaps() {
     ] {
         let before = kernel.writes().tables;
         node.serve_ranges(1, ranges_of_service);
-        let report = node.pass();
-        assert!(report.is_done(), "{report:#?}");
+        node.settles();
         assert_eq!(ranges(&node), wanted);
         assert!(kernel.writes().tables - before <= 2);
     }
@@ -260,7 +257,7 @@ fn source_ranges_change_without_overlaps() {
 fn what_others_change_is_repaired_and_told() {
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
+    node.settles();
     let key: TableKey = V4.parse().unwrap();
     let whole = node.table(V4);
     let commit = |change: &dyn Fn(&mut Transaction)| {
@@ -362,7 +359,7 @@ fn a_node_changes_from_one_to_the_other() {
         let alone = without_tables_order(&alone);
 
         let kernel = kernel();
-        assert!(serving(&kernel, from).pass().is_done());
+        serving(&kernel, from).settles();
         let old = without_tables_order(&kernel);
         let ipvs = kernel.writes().ipvs;
         let mut node = serving(&kernel, to);
@@ -386,7 +383,7 @@ fn a_node_changes_from_one_to_the_other() {
 fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
     for (from, to) in [(RulesBy::Iptables, RulesBy::Nftables), (RulesBy::Nftables, RulesBy::Iptables)] {
         let kernel = kernel();
-        assert!(serving(&kernel, from).pass().is_done());
+        serving(&kernel, from).settles();
         // Meanwhile web-1 and web-3 were deleted; their virtual servers cannot be.
         let mut node = new(&kernel, to);
         node.serve_ranges(2, &["192.0.2.0/24"]);
@@ -436,7 +433,7 @@ fn nftables_mode_is_not_cut_off() {
     let mut node = new(&kernel, RulesBy::Nftables);
     node.serve_ranges(1, &[]);
     node.proxier.start(node.now);
-    assert!(node.pass().is_done());
+    node.settles();
     assert_eq!(chain(&node.table(V4), "keep-destination"), [""; 0]);
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
     assert!(cleanup(&config(RulesBy::Nftables), Some(Kind::Ipvs), &mut node.kernel.ports()).is_done());
@@ -538,7 +535,7 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
         let (by, why) = chosen(&kernel);
         assert!(by == RulesBy::Iptables && why.contains(chain), "{program}: {why}");
         // Also where a table serves already.
-        assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
+        serving(&kernel, RulesBy::Nftables).settles();
         assert_eq!(chosen(&kernel).0, RulesBy::Iptables);
     }
 }
@@ -561,7 +558,7 @@ fn auto_is_iptables_where_its_rules_cannot_be_listed() {
 #[test]
 fn auto_keeps_what_serves() {
     let kernel = kernel();
-    assert!(serving(&kernel, RulesBy::Iptables).pass().is_done());
+    serving(&kernel, RulesBy::Iptables).settles();
     let (by, why) = chosen(&kernel);
     assert!(by == RulesBy::Iptables && why.contains("KUBE-SERVICES"), "{why}");
     // Rules are gone, sets are left.
@@ -572,7 +569,7 @@ fn auto_keeps_what_serves() {
     assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
     kernel.clear_faults();
     // Both stand until the first pass has been cleaned up after.
-    assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
+    serving(&kernel, RulesBy::Nftables).settles();
     assert_eq!(chosen(&kernel), (RulesBy::Nftables, "the table of an earlier process exists".to_owned()));
 }
 
@@ -607,7 +604,7 @@ fn pods_are_told_by_the_beginning_of_interface_names() {
             config.local_traffic = LocalTraffic::InterfaceNamePrefix(InterfaceName::new(prefix).unwrap());
             config.ipvs.mark_split = true;
         });
-        assert!(node.pass().is_done());
+        node.settles();
         let table = node.table(V4);
         let outside = format!("iifname != \"{matched}\" ip daddr . meta l4proto . th dport @cluster-ip meta mark set");
         let services = chain(&table, "services");

@@ -57,8 +57,7 @@ fn clients_outside_have_a_list_of_their_own() {
     let kernel = kernel();
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
+    node.settles();
     let all = servers(&kernel);
     for at in [BALANCER, NODE_PORT] {
         assert_eq!(all[&format!("-t {at}")], reals(&[(HERE, 1), (THERE, 1)]), "{all:#?}");
@@ -102,8 +101,7 @@ fn it_is_off_by_default_and_with_iptables() {
         let mut node = marks::with(&kernel, config(splits, by));
         node.publish(1, &json!({}), &["node-a", "node-b"]);
         node.proxier.start(node.now);
-        let report = node.pass();
-        assert!(report.is_done(), "{report:#?}");
+        let report = node.settles();
         let all = servers(&kernel);
         assert!(all.keys().all(|key| key.starts_with("-t ")) && all[&format!("-t {BALANCER}")].len() == 1, "{all:#?}");
         let says = report
@@ -149,7 +147,7 @@ fn a_process_may_die_between_any_two_writes() {
             let kernel = kernel();
             make_foreign(&kernel, 7);
             if let Some(splits) = from {
-                assert!(serving(&kernel, splits).pass().is_done());
+                serving(&kernel, splits).settles();
             }
             let mut node = serving(&kernel, to);
             kernel.crash_after(writes);
@@ -190,7 +188,7 @@ fn a_process_may_die_between_any_two_writes() {
 #[test]
 fn connections_end_before_their_virtual_server_does() {
     let kernel = kernel();
-    assert!(serving(&kernel, true).pass().is_done());
+    serving(&kernel, true).settles();
     let mark = marks(&kernel)[PLACE];
     kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
     // Switched off, and killed again and again.
@@ -204,7 +202,7 @@ fn connections_end_before_their_virtual_server_does() {
     }
     // Switched on again meanwhile: it serves again, by the same mark.
     let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done());
+    node.settles();
     assert_eq!((marks(&kernel)[PLACE], outside(&kernel)), (mark, reals(&[(HERE, 1)])));
     // The policy changes instead of the setting.
     node.publish(1, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
@@ -225,7 +223,7 @@ fn connections_end_before_their_virtual_server_does() {
 #[test]
 fn no_virtual_server_without_its_record() {
     let kernel = kernel();
-    assert!(serving(&kernel, false).pass().is_done());
+    serving(&kernel, false).settles();
     let mut node = serving(&kernel, true);
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
     let report = node.pass();
@@ -244,7 +242,7 @@ fn a_trace_says_what_becomes_of_packets() {
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     node.publish(3, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
-    assert!(node.pass().is_done());
+    node.settles();
     let trace = |source: &str, to: &str| {
         let (proxier, to) = (&node.proxier, to.parse::<FrontendKey>().unwrap());
         let source = source.parse().unwrap();
@@ -409,8 +407,7 @@ fn marks_that_are_used_up_are_told() {
         node.publish(number, &json!({}), &["node-a"]);
     }
     node.proxier.start(node.now);
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
+    node.settles();
     let said = unmarked(&node);
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said.iter().all(|line| line.contains("and 1 more: ipvs.markRange has no mark left;")), "{said:?}");
@@ -430,7 +427,7 @@ fn marks_are_known_without_their_table() {
     make_foreign(&kernel, 7);
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
-    assert!(node.pass().is_done());
+    node.settles();
     // A foreign virtual server has a mark of our range that no Service has.
     make_foreign(&kernel, 0x1600_0007);
     assert!(node.full().is_done());
@@ -472,7 +469,7 @@ fn a_new_process_recognises_marks_without_their_table() {
         make_foreign(kernel, 0x1600_0007);
         let mut node = serving(kernel, true);
         node.publish(2, &json!({}), &["node-b"]);
-        assert!(node.pass().is_done());
+        node.settles();
         let place = marks(kernel)["198.51.100.2 . tcp . 80"];
         flush_ruleset(kernel);
         place
@@ -518,7 +515,7 @@ fn a_new_process_recognises_marks_without_their_table() {
     make_foreign(&kernel, mark);
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b", "node-a"]);
-    assert!(node.pass().is_done());
+    node.settles();
     assert_eq!(of_marks(&kernel).len(), 7);
     flush_ruleset(&kernel);
     let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
