@@ -214,20 +214,6 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
 }
 
 #[test]
-fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes() {
-    let mut world = serving_web();
-    let key = "TCP 10.96.0.10:80".parse().unwrap();
-    world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
-    world.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    let report = world.pass_now();
-    assert!(!report.full && report.is_done(), "{report:#?}");
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
-    // Other foreign changes are looked for at once.
-    let reports = world.run(Duration::ZERO);
-    assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
-}
-
-#[test]
 fn what_depends_on_what_failed_is_not_tried_and_says_so() {
     let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
     world.kernel.set_dummy_present(false);
