@@ -33,7 +33,6 @@ mod policy;
 mod ports_fake;
 mod proxier;
 mod rules;
-mod safeguard;
 mod scenarios;
 mod services;
 mod sketch;

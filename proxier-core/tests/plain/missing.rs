@@ -6,6 +6,7 @@ use std::time::Duration;
 use proxier_core::engine::Options;
 use proxier_core::modes::Kind;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::safeguard::MassRemoval;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::json;
 
@@ -374,5 +375,30 @@ fn a_new_process_whose_lists_are_empty_takes_nothing_away() {
         let mut next = Node::begin(&next.kernel, options_of(mode)).knowing(&others);
         next.settle();
         next.serves_like(&others, "others");
+    }
+}
+
+#[test]
+fn the_share_and_the_number_both_count() {
+    for (total, gone, at_least, share, stops) in [
+        (9, 9, 10, 0.5, false), // nine are few
+        (10, 10, 10, 0.5, true),
+        (18, 9, 9, 0.5, false), // half is not more than half
+        (18, 10, 9, 0.5, true),
+        (18, 3, 0, 0.1, true),
+        (18, 1, 0, 0.0, true),
+        (18, 0, 0, 0.0, false),
+        (18, 18, 0, 1.0, false), // switched off
+        (18, 1, 0, f64::NAN, true),
+        (18, 18, usize::MAX, 0.0, false),
+    ] {
+        let mut options = Options::default();
+        options.mass_removal = MassRemoval { share, remains: 1.0, at_least, patience: None };
+        let mut node = Node::begins(options.clone(), &stalls(1..=total));
+        node.settles();
+        let mut next = Node::begin(&node.kernel, options).knowing(&stalls(gone + 1..=total));
+        let what = format!("{gone} of {total}, at least {at_least}, share {share}");
+        assert_eq!(next.pass().stopped.is_some(), stops, "{what}");
+        assert_eq!(next.served().len(), usize::from(if stops { total } else { total - gone }), "{what}");
     }
 }

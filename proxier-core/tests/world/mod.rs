@@ -80,11 +80,6 @@ impl World {
         self.refresh(&changed)
     }
 
-    pub(crate) fn delete_service(&mut self, name: &str) -> Changed {
-        let changed = self.store.delete_service(&ObjectKey::new("demo", name));
-        self.refresh(&changed)
-    }
-
     pub(crate) fn refresh_all(&mut self) -> Changed {
         let facts = self.facts();
         self.all.refresh_all(&self.store, &facts);
