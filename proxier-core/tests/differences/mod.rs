@@ -29,7 +29,7 @@ pub(crate) struct Named {
     pub(crate) why: &'static str,
     /// References against which it shows in scenarios: it has to show against each of them.
     pub(crate) shows: &'static [(Mode, Reference)],
-    /// The modes, and the file and name of the test, for a difference that no scenario shows.
+    /// The modes, and the file and name of the test or scenario, for a difference that shows against no reference.
     pub(crate) tested: Option<(&'static [Mode], &'static str, &'static str)>,
 }
 
@@ -98,8 +98,8 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "an EndpointSlice that loses the label with its Service's name has no endpoints",
         "it belongs to no Service any more; kube-proxy ignores the change and keeps its endpoints",
         ALL,
-        "plain/services.rs",
-        "a_slice_that_loses_its_label_has_no_endpoints",
+        "scenarios/endpoint-slices/changes-its-service.yaml",
+        "A slice is relabelled to another Service",
     ),
     shown(
         "the node itself is told that there is no endpoint",
@@ -158,8 +158,8 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "a Service whose source ranges are all invalid accepts nobody",
         "a typing error must not open it to everybody",
         ALL,
-        "plain/services.rs",
-        "source_ranges",
+        "scenarios/source-ranges/unreadable.yaml",
+        "Source ranges of which one, or all, cannot be read",
     ),
     // Sources.
     shown(
@@ -328,8 +328,10 @@ pub(crate) fn table() -> String {
     text
 }
 
-/// Whether a file has this test.
+/// Whether a file has this test, or is this scenario.
 pub(crate) fn has_test(file: &str, test: &str) -> bool {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
-    std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("#[test]\nfn {test}()")))
+    let begins =
+        if file.starts_with("scenarios/") { format!("title: {test}\n") } else { format!("#[test]\nfn {test}()") };
+    std::fs::read_to_string(path).is_ok_and(|text| text.contains(&begins))
 }

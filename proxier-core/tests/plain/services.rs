@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proxier_core::config::{NodePortAddresses, Reserved, ReservedPort, Topology, User};
-use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::node::checked;
 use crate::universe::facts;
-use crate::world::{World, cluster_ip, endpoint, stopping};
+use crate::world::{World, cluster_ip, endpoint};
 
 const WEB: &str = "TCP 10.96.0.1:80";
 
@@ -22,23 +21,6 @@ const WEB: &str = "TCP 10.96.0.1:80";
 fn with(mut spec: Value, more: Value) -> Value {
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     spec
-}
-
-/// The winner depends on the order of a map with kube-proxy 1.28.
-#[test]
-fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
-    for (stopped, runs) in [("a", "b"), ("b", "a")] {
-        let mut world = World::new();
-        world.service("web", cluster_ip("10.96.0.1"));
-        world.slice(stopped, "web", json!([stopping("10.244.1.1", "node-b"), endpoint("10.244.1.2", "node-b")]));
-        assert_eq!(world.servers(WEB), ["10.244.1.2:8080"]);
-        world.slice(runs, "web", json!([endpoint("10.244.1.1", "node-b")]));
-        assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
-        // The endpoint is not ready yet in one slice, and ready in the other.
-        let starting = json!({"addresses": ["10.244.1.1"], "nodeName": "node-b", "conditions": {"ready": false, "serving": false}});
-        world.slice(stopped, "web", json!([starting, endpoint("10.244.1.2", "node-b")]));
-        assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
-    }
 }
 
 /// An address may pass to a pod on another node before its former pod is gone. With `publishNotReadyAddresses` that one
@@ -63,20 +45,6 @@ fn a_pod_whose_address_runs_elsewhere_is_not_counted_here() {
         let local = &wanted.desired().frontend(&WEB.parse().unwrap()).unwrap().local;
         let check = wanted.desired().health_checks().next().unwrap().1;
         assert_eq!((local.len(), check.local_endpoints.v4), (here, Some(here)), "{name}");
-    }
-}
-
-/// kube-proxy ignores such a change, and so keeps the endpoints.
-#[test]
-fn a_slice_that_loses_its_label_has_no_endpoints() {
-    let mut world = World::new();
-    world.service("web", cluster_ip("10.96.0.1"));
-    for (labels, servers) in
-        [(json!({"kubernetes.io/service-name": "web"}), &["10.244.1.1:8080"][..]), (json!({}), &[])]
-    {
-        world.slice_object(json!({"metadata": {"namespace": "demo", "name": "web-1", "labels": labels},
-            "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": [endpoint("10.244.1.1", "node-b")]}));
-        assert_eq!(world.servers(WEB), servers);
     }
 }
 
@@ -284,41 +252,6 @@ fn only_the_service_of_the_api_server_may_have_its_place() {
 }
 
 /// A cluster has each name many times, and names take memory: each is kept once, in any order of arrival.
-fn balanced(ranges: Value) -> Value {
-    json!({
-        "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"],
-        "ipFamilies": ["IPv4", "IPv6"], "ports": [{"name": "http", "port": 80}], "loadBalancerSourceRanges": ranges,
-        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "2001:db8:f::1"}]}},
-    })
-}
-
-#[test]
-fn source_ranges() {
-    let mut world = World::new();
-    world.service("web", balanced(json!([" 10.1.2.3/8 ", "2001:db8::/32"])));
-    assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["198.51.100.1,tcp:80", "2001:db8:f::1,tcp:80"]);
-    let cidrs = ["198.51.100.1,tcp:80,10.0.0.0/8", "2001:db8:f::1,tcp:80,2001:db8::/32"];
-    assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), cidrs);
-    // The range includes the node's IPv6 address, but not its IPv4 address.
-    assert_eq!(world.set(SetKind::LoadBalancerSourceIp), ["2001:db8:f::1,tcp:80,2001:db8:f::1"]);
-    let barred = world.wanted().desired().frontends().filter(|frontend| frontend.is_barred_from_node());
-    assert_eq!(barred.map(|frontend| frontend.key.to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
-
-    // A range of everything lifts the restriction; kube-proxy locks everybody out.
-    world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
-    assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["2001:db8:f::1,tcp:80"]);
-
-    // A range that cannot be read lets no client in.
-    world.service("web", balanced(json!(["10.0.0.0-10.0.0.9"])));
-    assert_eq!(world.set(SetKind::LoadBalancerFirewall).len(), 2);
-    assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), [""; 0]);
-    assert_eq!(world.rejected(ObjectKind::Service, "web"), ["spec.loadBalancerSourceRanges[0]"]);
-
-    world.service("web", balanced(json!([])));
-    assert_eq!(world.set(SetKind::LoadBalancerFirewall), [""; 0]);
-    assert_eq!(world.set(SetKind::LoadBalancer).len(), 2);
-}
-
 #[test]
 fn names_are_kept_once() {
     let ready = |address: &str| json!([endpoint(address, "node-a")]);

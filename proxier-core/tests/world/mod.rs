@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::{Changed, Recorded, Wanted};
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
@@ -86,22 +85,8 @@ impl World {
         std::mem::take(&mut self.all.index.changed)
     }
 
-    /// The real servers of `TCP 10.96.0.1:80` and similar keys.
-    pub(crate) fn servers(&self, key: &str) -> Vec<String> {
-        let server = self.wanted().server(&key.parse().unwrap());
-        let servers = server.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;
-        servers.iter().map(|server| server.key.to_string()).collect()
-    }
-
     pub(crate) fn frontends(&self) -> Vec<String> {
         self.wanted().servers().map(|(key, _)| key.to_string()).collect()
-    }
-
-    /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
-    pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
-        let families = [proxier_core::net::Family::V4, proxier_core::net::Family::V6];
-        let entries = families.into_iter().flat_map(|family| self.wanted().entries(SetKey::new(family, kind)));
-        entries.map(ToString::to_string).collect()
     }
 
     /// The fields rejected of a Service or slice.
@@ -115,12 +100,6 @@ impl World {
 /// An endpoint on a node, ready.
 pub(crate) fn endpoint(address: &str, node: &str) -> Value {
     json!({"addresses": [address], "nodeName": node})
-}
-
-/// An endpoint that is stopping and still serves.
-pub(crate) fn stopping(address: &str, node: &str) -> Value {
-    let conditions = json!({"ready": false, "serving": true, "terminating": true});
-    json!({"addresses": [address], "nodeName": node, "conditions": conditions})
 }
 
 /// A ClusterIP Service's spec with port http.
