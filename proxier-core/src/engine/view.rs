@@ -14,7 +14,6 @@ use crate::modes::ipvs::{Draining, MarkUnavailable};
 use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::net::FrontendKey;
 use crate::plan::report::{Refused, Totals};
-use crate::safeguard::Safeguard;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{Rejection, Store};
 use crate::time::Moment;
@@ -95,12 +94,6 @@ impl Reconciler {
     /// The mode that serves.
     pub fn mode(&self) -> modes::Kind {
         self.mode.kind()
-    }
-
-    /// The safeguard, which holds back deletions if there are too many at once.
-    #[doc(hidden)]
-    pub fn safeguard(&self) -> &Safeguard {
-        &self.safeguards.own
     }
 
     /// The Frontends that are held back, each with its start: those of this mode, or those of other modes while it

@@ -98,15 +98,14 @@ impl Stopped {
 
     /// Held Frontends that only the kernel has, sorted. The others are still desired, since the [`Store`] keeps their
     /// objects.
-    #[doc(hidden)]
-    pub fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
+    pub(crate) fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
         self.inherited.iter().copied()
     }
 }
 
 /// What a Frontend loses in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub(crate) enum Loss {
     /// The whole Frontend.
     Everything,
     /// Some of its endpoints.
@@ -114,7 +113,7 @@ pub enum Loss {
 }
 
 /// Frontends served by a kernel, in any mode.
-pub trait Kernel {
+pub(crate) trait Kernel {
     /// Whether it serves a Frontend: `None` if not, otherwise whether there are endpoints.
     fn serves(&self, key: &FrontendKey) -> Option<bool>;
 }
@@ -164,7 +163,7 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 ///   believed to be deleted. Not while they are being listed again, since a list that
 ///   keeps failing tells nothing about its last page.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Safeguard {
+pub(crate) struct Safeguard {
     settings: MassRemoval,
     pub(crate) lost: MissingObjects,
     /// Frontends whose loss is believed, because of objects or after the patience, until it has happened.
@@ -180,23 +179,23 @@ pub struct Safeguard {
 
 impl Safeguard {
     /// Creates a safeguard that holds nothing back.
-    pub fn new(settings: MassRemoval) -> Self {
+    pub(crate) fn new(settings: MassRemoval) -> Self {
         Safeguard { settings, ..Safeguard::default() }
     }
 
     /// How long the input must stay unchanged to be believed ([`MassRemoval::patience`]).
-    pub fn patience(&self) -> Option<Duration> {
+    pub(crate) fn patience(&self) -> Option<Duration> {
         self.settings.patience
     }
 
     /// Records that objects cause these Frontends to lose what they have. Forgotten when that has happened, or when
     /// they have endpoints again at the next check.
-    pub fn believe(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
+    pub(crate) fn believe(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
         self.believed.extend(keys);
     }
 
     /// Confirms the deletions that are currently held back. Returns the number of their Frontends.
-    pub fn confirm(&mut self) -> usize {
+    pub(crate) fn confirm(&mut self) -> usize {
         let count = self.held().count();
         self.lost.confirm();
         self.believed.extend(std::mem::take(&mut self.inherited).into_keys());
@@ -205,7 +204,7 @@ impl Safeguard {
     }
 
     /// The Frontends that are held back, each with its start.
-    pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
+    pub(crate) fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
         let lost = self.lost.held();
         let unreadable = self.unreadable.iter().filter(|(key, _)| !lost.contains_key(key));
         let is_other = |key| !lost.contains_key(key) && !self.unreadable.contains_key(key);
@@ -215,7 +214,7 @@ impl Safeguard {
 
     /// When a held Frontend follows the input if nothing changes; `None`: only when confirmed, or when an object can be
     /// read.
-    pub fn until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
+    pub(crate) fn until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
         self.patience().filter(|_| !self.unreadable.contains_key(key)).map(|patience| since.saturating_add(patience))
     }
 
@@ -223,7 +222,7 @@ impl Safeguard {
     /// back, even if this pass would not remove it, since other changes may delete what it needs.
     ///
     /// O(`losing`); with many, or while something is held back, O(everything).
-    pub fn check(
+    pub(crate) fn check(
         &mut self,
         losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
         kernel: &dyn Kernel,

@@ -3,8 +3,5 @@
 mod mass;
 mod missing;
 
+pub(crate) use mass::{Kernel, Loss, Safeguard};
 pub use mass::{MassRemoval, Stopped};
-
-/// Internals, for this crate and its tests.
-#[doc(hidden)]
-pub use mass::{Kernel, Loss, Safeguard};

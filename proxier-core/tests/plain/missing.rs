@@ -108,7 +108,7 @@ impl Node {
     }
 
     fn held_back(&self) -> usize {
-        self.proxier.safeguard().held().count()
+        self.proxier.held().count()
     }
 }
 

@@ -289,7 +289,7 @@ fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
 
 /// Frontends that a plan removes, or whose endpoints it does. The virtual server of a mark does not count: its Frontend
 /// has another.
-pub fn losing(plan: &Plan) -> impl Iterator<Item = (FrontendKey, Loss)> {
+pub(crate) fn losing(plan: &Plan) -> impl Iterator<Item = (FrontendKey, Loss)> {
     let retired = plan.stages.get(&Phase::Retire).into_iter().flat_map(|stage| &stage.servers);
     let losses = retired.map(|operation| match operation {
         Operation::DeleteVirtualServer(key) => (*key, Loss::Everything),
@@ -310,7 +310,7 @@ impl Kernel for Observed {
 ///
 /// The plan has no iptables rules yet. Rules that guard what is held back must stay too:
 /// [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) adds them.
-pub fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
+pub(crate) fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
     let marks: BTreeMap<FrontendKey, VirtualServerKey> = observed.records().filter_map(split::marked).collect();
     let all = held.iter().flat_map(|key| [Some((*key).into()), marks.get(key).copied()]);
