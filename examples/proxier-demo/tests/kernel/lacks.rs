@@ -7,7 +7,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
 use crate::program::{
-    self, Folder, Running, command, demo, fetched, ipvsadm, lone, ok, set_up, slice, status_of, text, tool,
+    self, Folder, Running, demo, fetched, in_mounts, ipvsadm, lone, ok, set_up, slice, status_of, text, tool,
 };
 
 /// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
@@ -154,12 +154,7 @@ fn a_match_that_turns_out_to_be_missing() {
             let run = |words: &[&str]| {
                 let script = "mount -t tmpfs none /etc/modprobe.d && \
                               exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$0\" \"$@\"";
-                let inner = command(words);
-                let mut pod = Command::new("unshare");
-                pod.args(["--mount", "--propagation", "private", "sh", "-c", script]);
-                pod.arg(inner.get_program()).args(inner.get_args());
-                pod.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
-                pod
+                in_mounts(script, words)
             };
             let once = run(&["run", "--once", "--manifests", manifests]).output().unwrap();
             let said = text(&once.stderr);

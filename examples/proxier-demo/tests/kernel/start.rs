@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use testkit::{Need, Netns, kernel_test};
 
 use crate::program::world::web;
-use crate::program::{Folder, Running, command, set_up, status_of, tool, with_node_port};
+use crate::program::{Folder, Running, command, in_mounts, set_up, status_of, tool, with_node_port};
 
 /// The milliseconds at the end of a line.
 fn took(line: &str) -> f64 {
@@ -56,21 +56,9 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
         let folder = Folder::with("web.yaml", &web());
         let here = Netns::current().unwrap();
         here.write_sysctl("net/ipv4/ip_forward", "0").unwrap();
-        let inner = command(&[
-            "run",
-            "--manifests",
-            &folder.0.display().to_string(),
-            "--proxy-mode",
-            "iptables",
-            "--conntrack-tcp-timeout-close-wait",
-            "1h",
-        ]);
-        let mut pod = Command::new("unshare");
-        pod.args(["--mount", "--propagation", "private", "sh", "-c", MOUNT]).arg(inner.get_program());
-        let running = Running::spawn({
-            pod.args(inner.get_args());
-            pod
-        });
+        let words = "run --proxy-mode iptables --conntrack-tcp-timeout-close-wait 1h --manifests";
+        let manifests = folder.0.display().to_string();
+        let running = Running::spawn(in_mounts(MOUNT, &words.split(' ').chain([&*manifests]).collect::<Vec<_>>()));
         for (path, value) in SETTINGS {
             let is_set = || std::fs::read_to_string(format!("/proc/sys/{path}")).is_ok_and(|text| text.trim() == value);
             running.until(path, is_set);

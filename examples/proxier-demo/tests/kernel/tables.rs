@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use testkit::{Need, PROXY, kernel_test, oracle};
 
-use crate::program::{self, Folder, Running, command, configuration, demo, metrics, ok, tool};
+use crate::program::{self, Folder, Running, command, configuration, demo, in_mounts, metrics, ok, tool};
 
 fn web(number: usize, endpoint: &str) -> String {
     program::service(
@@ -238,14 +238,8 @@ fn a_full_run_is_no_obstacle() {
         tool("ip link set lo up");
         let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
         let run = Folder::new("tables-full-run");
-        let in_full_run = |words: &[&str]| {
-            let script = "mount --bind \"$0\" /run && exec \"$@\"";
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(&run.0);
-            command.arg(env!("CARGO_BIN_EXE_proxier-demo")).args(words).args(["--hostname-override", "n1"]);
-            command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
-            command
-        };
+        let in_full_run =
+            |words: &[&str]| in_mounts(&format!("mount --bind {} /run && exec \"$0\" \"$@\"", run.0.display()), words);
         tool(&format!("mount -t tmpfs -o size=16k,mode=755 none {}", run.0.display()));
         let _as_full_as_it_gets = std::fs::write(run.0.join("log"), vec![0; 65_536]);
         let manifests = folder.0.display().to_string();

@@ -14,7 +14,7 @@ use testkit::apiserver::tls::{Authority, Relay};
 use testkit::{Executable, Need, PROXY, kernel_test};
 
 use crate::live::{Service, World};
-use crate::program::{Folder, Running, changed, command, ipvsadm, lone, ok, set_up, status_of, text, tool};
+use crate::program::{Folder, Running, changed, in_mounts, ipvsadm, lone, ok, set_up, status_of, text, tool};
 
 fn web() -> Service {
     Service::new("web", "10.96.0.10", &["10.244.1.5", "10.244.2.6"])
@@ -47,12 +47,9 @@ fn the_account_of_a_pod() {
         fs::write(account.join("namespace"), "kube-system").unwrap();
         // The folder is /run for this process alone.
         let pod = |arguments: &[&str]| {
-            let inner = command(arguments);
             let script = format!("mount --bind {} /run && exec \"$0\" \"$@\"", folder.0.display());
-            let mut pod = Command::new("unshare");
-            pod.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
-            pod.arg(inner.get_program()).args(inner.get_args());
-            pod.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env_remove("KUBECONFIG");
+            let mut pod = in_mounts(&script, arguments);
+            pod.env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
             pod.env("KUBERNETES_SERVICE_PORT", address.port().to_string());
             pod
         };

@@ -204,6 +204,15 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
+/// The same in mounts of its own, by a script for the shell that ends with `exec "$0" "$@"`.
+pub(crate) fn in_mounts(script: &str, arguments: &[&str]) -> Command {
+    let (mut unshare, program) = (Command::new("unshare"), command(arguments));
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    unshare.arg(program.get_program()).args(program.get_args());
+    unshare.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+    unshare
+}
+
 /// These words and then the arguments.
 pub(crate) fn joined<'a>(first: &[&'a str], arguments: &'a [String]) -> Vec<&'a str> {
     first.iter().copied().chain(arguments.iter().map(String::as_str)).collect()
