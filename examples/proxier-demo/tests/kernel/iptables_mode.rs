@@ -1,7 +1,5 @@
 //! `proxier-demo` in iptables mode on real kernels, as a user starts it: the output of `iptables-save` afterwards, and its exit codes.
 
-use std::time::{Duration, Instant};
-
 use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
@@ -128,14 +126,14 @@ fn metrics_count_the_rules_that_are_there() {
                     && number("total", table, "IPv6") == Some(rules_of("ip6tables", table))
             })
         };
-        until(&running, "the first endpoint", || has("10.244.0.5"));
-        until(&running, "the numbers", is_true);
+        running.until("the first endpoint", || has("10.244.0.5"));
+        running.until("the numbers", is_true);
         let first = rules_of("iptables", "nat");
         folder.put("web.yaml", &web(&["10.244.0.5", "10.244.0.6", "10.244.0.7"]));
-        until(&running, "more endpoints", || has("10.244.0.7"));
-        until(&running, "the next numbers", is_true);
+        running.until("more endpoints", || has("10.244.0.7"));
+        running.until("the next numbers", is_true);
         assert_eq!(rules_of("iptables", "nat"), first + 2 * 3, "a chain of two, and a line that leads there");
-        until(&running, "a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
+        running.until("a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
         let all = metrics();
         for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
             assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}{{ip_family=\"IPv4\"}}")] < 1.0, "{name}");
@@ -163,15 +161,6 @@ fn metrics_count_the_rules_that_are_there() {
         assert!(!all.keys().any(|name| name.contains("nftables")), "those are another mode's");
         assert!(running.end().success());
     });
-}
-
-#[track_caller]
-fn until(running: &Running, what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}: {}\n{}", nat(), running.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Counters of packets that rules name, if the kernel has any.
@@ -218,19 +207,19 @@ fn rules_are_listed_again_only_after_another_program_wrote() {
             of_children() == before
         };
         let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
-        until(&running, "no program runs", is_quiet);
+        running.until("no program runs", is_quiet);
         tool("iptables-nft -t nat -F KUBE-SERVICES");
-        until(&running, "the rules are back", || nat().contains("-A KUBE-SERVICES "));
-        until(&running, "no program runs after a repair", is_quiet);
+        running.until("the rules are back", || nat().contains("-A KUBE-SERVICES "));
+        running.until("no program runs after a repair", is_quiet);
         let changes = passes("partial");
         folder.put("web.yaml", &web(&["10.244.0.7"]));
         let is_done = || has("10.244.0.7") && !has("10.244.0.5") && passes("partial") > changes;
-        until(&running, "the other endpoint", is_done);
+        running.until("the other endpoint", is_done);
         assert!(is_quiet(), "its own change is no reason: {}", running.log());
         tool("nft add table ip somebody");
-        until(&running, "no program runs after another table came", is_quiet);
+        running.until("no program runs after another table came", is_quiet);
         tool("ip6tables-nft -t nat -F KUBE-SERVICES");
-        until(&running, "the rules of IPv6 are back", || tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "));
+        running.until("the rules of IPv6 are back", || tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "));
         assert!(metrics()["kubeproxy_sync_failures_total"] < 1.0, "{}", running.log());
         assert!(running.end().success());
     });

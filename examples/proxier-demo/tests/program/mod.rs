@@ -262,9 +262,11 @@ impl Running {
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
         while !holds() {
-            // ipvsadm fails on a kernel without IPVS.
-            let shown = || Command::new("ipvsadm").arg("-Sn").output().map(|output| text(&output.stdout));
-            assert!(start.elapsed() < Duration::from_secs(120), "waited for: {what}\n{:?}\n{}", shown(), self.log());
+            if start.elapsed() > Duration::from_secs(120) {
+                // ipvsadm fails on a kernel without IPVS.
+                let shown = Command::new("sh").args(["-c", "ipvsadm -Sn; iptables-save -t nat"]).output().unwrap();
+                panic!("waited for: {what}\n{}\n{}", text(&shown.stdout), self.log());
+            }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
