@@ -5,14 +5,12 @@
 //! message in the code are always removed. Of the rest a sample is, which depends on the seed (all with
 //! `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Output;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::modules::{Forbidden, is_loaded, turn, unload};
-use testkit::{Need, PROXY, Sample, kernel_test};
+use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
+use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 use crate::live;
 use crate::program::{
@@ -306,24 +304,6 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
     });
 }
 
-/// Answer of a server through the Service.
-fn asked_by_tcp() -> Option<String> {
-    let mut stream = TcpStream::connect("10.96.0.10:80").ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).ok()?;
-    Some(said)
-}
-
-fn asked_by_udp() -> Option<String> {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    socket.send_to(b"who?", "10.96.0.10:53").ok()?;
-    let mut said = [0; 100];
-    let length = socket.recv(&mut said).ok()?;
-    Some(text(&said[..length]))
-}
-
 /// Modules that netfilter requires.
 const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
 
@@ -341,15 +321,9 @@ fn without_netfilter_sockets_serve() {
         let _forbidden = Forbidden::new(&NETFILTER);
         set_up();
         tool("ip addr add 10.244.0.5/32 dev lo");
-        let web = TcpListener::bind("10.244.0.5:8080").unwrap();
-        let dns = UdpSocket::bind("10.244.0.5:5353").unwrap();
-        std::thread::spawn(move || web.incoming().for_each(|stream| stream.unwrap().write_all(b"tcp").unwrap()));
-        std::thread::spawn(move || {
-            let mut question = [0; 100];
-            while let Ok((_, from)) = dns.recv_from(&mut question) {
-                dns.send_to(b"udp", from).unwrap();
-            }
-        });
+        let (here, at) = (Netns::current().unwrap(), |address: &str| address.parse().unwrap());
+        let _web = NameServer::tcp(&here, at("10.244.0.5:8080"), "tcp").unwrap();
+        let _dns = NameServer::udp(&here, at("10.244.0.5:5353"), "udp").unwrap();
         let probed = demo(&["probe", "--proxy-mode", "auto", "-o", "json"]);
         let report: Value = serde_json::from_str(&ok(&probed)).unwrap();
         assert_eq!(report["serves"], "userspace", "{report:#}");
@@ -363,8 +337,8 @@ fn without_netfilter_sockets_serve() {
         let running = Running::start(&["--proxy-mode", "auto", "--manifests", &manifests]);
         running.until_logged("mode userspace: the best that this machine can do; not ipvs: ");
         running.until("it says so", || proxy_mode() == "userspace");
-        running.until("TCP", || asked_by_tcp().as_deref() == Some("tcp"));
-        running.until("UDP", || asked_by_udp().as_deref() == Some("udp"));
+        running.until("TCP", || connect_and_ask(at("10.96.0.10:80")).is_ok_and(|name| name == "tcp"));
+        running.until("UDP", || ask_udp(at("10.96.0.10:53")).is_ok_and(|name| name == "udp"));
         assert!(running.end().success());
         // The mode that serves in place of nftables mode needs more of the cluster, which the source then asks for.
         let world = live::World::new(vec![live::Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
