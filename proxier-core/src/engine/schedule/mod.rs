@@ -183,7 +183,7 @@ impl Schedule {
                 self.backoff.reset();
                 self.failing = None;
                 self.retrying = false;
-                // Changes wait while the kernel is read: `iptables-nft-save` takes 95 s for 10,000 Services.
+                // Changes wait while the kernel is read, which takes `iptables-nft-save` many seconds for 10,000 Services.
                 let took = self.began.map_or(Duration::ZERO, |began| now.saturating_sub(began));
                 now.saturating_add(self.limits.max_interval.max(took.saturating_mul(4)))
             }
