@@ -220,7 +220,8 @@ mod tests {
     const DEBIAN: &str = "bash cat cp date env false ldd mkfifo mount prlimit rmdir script setpriv sh sleep stdbuf tar timeout true \
                           umount uname unshare yes";
     /// Other programs of the packages in the lists.
-    const OF_PACKAGES: [(&str, &str); 3] = [("iproute2", "ss"), ("kmod", "lsmod"), ("kmod", "/sbin/modprobe")];
+    const OF_PACKAGES: [(&str, &str); 4] =
+        [("iproute2", "ss"), ("kmod", "lsmod"), ("kmod", "/sbin/modprobe"), ("procps", "pkill")];
     /// Programs without which a test skips itself, or a part of itself, and reports it; and names that no program has.
     const SKIPPED: &str = "promtool systemd-analyze no-such-program no-such-program-anywhere /nonexistent/program";
 
