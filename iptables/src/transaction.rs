@@ -218,10 +218,10 @@ impl Transaction {
     /// to the square of the chains that it reads at once. For 33,000 chains 1.8.9 takes 12 s of processor time, in
     /// parts of 2,500 chains 3 s. `iptables-legacy-restore` copies the whole table each time: do not divide for it.
     ///
-    /// Apply the results in order. The first ones declare the chains for which `is_new` returns `true`: those to which no
-    /// rule leads, so that no packet sees them yet. They only jump to each other and to chains that exist. The last one
-    /// has everything else, and connects all of them at once. Nothing is divided if there are at most `most` new
-    /// chains. Without edits there is no transaction.
+    /// Apply the results in order. `is_new` tells which chains are new: no rule in the kernel leads to them, so no packet
+    /// meets them yet. All parts but the last declare only such chains, which jump to each other and to chains that
+    /// exist. The last part has everything else, and connects all new chains at once. Nothing is divided if there are at
+    /// most `most` new chains. Without edits there is no transaction.
     #[must_use]
     pub fn divide(mut self, most: usize, is_new: impl Fn(&TableName, &ChainName) -> bool) -> Vec<Self> {
         let mut parts = Vec::new();

@@ -112,8 +112,8 @@ impl Worker {
                 is_alone: false,
                 is_finished: false,
             };
-            // Its own runtime, because the process's may end while this thread still waits. Made here, because asynchronous
-            // code, which starts this thread, may not drop one: it would if there is no thread.
+            // Its own runtime, because the process's may end while this thread still waits. Made in this thread: if the
+            // thread cannot start, the caller would drop it, and asynchronous code may not drop a runtime.
             match Builder::new_current_thread().enable_time().build() {
                 Ok(clock) => worker.work(&mut engine, inbox, &clock),
                 Err(error) => tracing::error!("no clock for the kernel's thread ({error})"),
