@@ -18,11 +18,17 @@ const LOOK: Duration = Duration::from_micros(200);
 const SAME: Duration = Duration::from_millis(100);
 
 /// The kernel of the calling thread's network namespace.
-pub(super) enum Kernel {
-    Nftables(nftables::Client),
-    /// The client reports when rules change that iptables has written by nf_tables.
-    Iptables(nftables::Client),
-    Ipvs(Box<ipvs::Client>),
+pub(super) struct Kernel {
+    mode: Mode,
+    /// Reports when rules change, also those that iptables has written by nf_tables.
+    changes: Option<nftables::Client>,
+}
+
+#[derive(Clone, Copy)]
+enum Mode {
+    Nftables,
+    Iptables,
+    Ipvs,
 }
 
 /// Addresses found in the kernel.
@@ -35,35 +41,33 @@ pub(super) struct Held {
 
 impl Kernel {
     pub(super) fn open(mode: &str) -> Result<Self, Failure> {
-        Ok(match mode {
-            "nftables" => Kernel::Nftables(nftables::Client::open()?),
-            "iptables" => Kernel::Iptables(nftables::Client::open()?),
-            "ipvs" => Kernel::Ipvs(Box::new(ipvs::Client::open()?)),
+        let mode = match mode {
+            "nftables" => Mode::Nftables,
+            "iptables" => Mode::Iptables,
+            "ipvs" => Mode::Ipvs,
             other => return Err(format!("--mode {other}: nftables, iptables or ipvs").into()),
-        })
+        };
+        let changes = if let Mode::Ipvs = mode { None } else { Some(nftables::Client::open()?) };
+        Ok(Kernel { mode, changes })
     }
 
     /// A number that changes with the rules, if there is one.
     pub(super) fn generation(&mut self) -> Result<Option<u32>, Failure> {
-        Ok(match self {
-            Kernel::Nftables(client) => Some(client.generation()?),
-            Kernel::Iptables(client) if !has_legacy_tables() => Some(client.generation()?),
-            Kernel::Iptables(_) | Kernel::Ipvs(_) => None,
+        Ok(match (&mut self.changes, self.mode) {
+            (None, _) => None,
+            (Some(_), Mode::Iptables) if has_legacy_tables() => None,
+            (Some(changes), _) => Some(changes.generation()?),
         })
     }
 
-    pub(super) fn held(&mut self) -> Result<Held, Failure> {
-        match self {
-            Kernel::Nftables(client) => by_nftables(client),
-            Kernel::Iptables(_) => by_iptables(),
-            Kernel::Ipvs(client) => by_ipvs(client),
-        }
+    pub(super) fn held(&self) -> Result<Held, Failure> {
+        self.mode.held()
     }
 
     /// Reads the kernel repeatedly until it holds this. Reads again only when the rules have another generation than
     /// the given one: a change during a read is only seen by the next. Returns the time since which it held: that of
-    /// the change of generation, if there is one, so the read itself is not included. While the kernel enlarges a set,
-    /// a list may omit elements without a sign of it, so a mismatch is read again.
+    /// the last change of generation before the end of the read, if there is one, so the read itself is not included.
+    /// While the kernel enlarges a set, a list may omit elements without a sign of it, so a mismatch is read again.
     pub(super) fn wait(
         &mut self,
         proxy: &mut Proxy,
@@ -72,37 +76,62 @@ impl Kernel {
         holds: impl Fn(&Held) -> bool,
     ) -> Result<Instant, Failure> {
         let end = Instant::now() + patience;
-        let (mut since, mut again) = (Instant::now(), None);
+        let (mut latest, mut again) = ((self.generation()?, Instant::now()), None);
         loop {
             not_interrupted()?;
-            let now = Instant::now();
-            let generation = self.generation()?;
-            let is_new = generation.is_none() || generation != seen;
-            if is_new {
-                since = now;
-            }
-            if is_new || again.is_some_and(|again| now > again) {
+            let generation = latest.0;
+            if generation.is_none() || generation != seen || again.is_some_and(|again| Instant::now() > again) {
                 // A list that changes while it is read fails; the next attempt reads it again.
-                match self.held() {
-                    Ok(held) if holds(&held) => {
-                        return Ok(if self.generation()? == generation { since } else { Instant::now() });
-                    }
+                match self.held_until(&mut latest) {
+                    Ok(held) if holds(&held) => return Ok(latest.1),
                     Ok(_) => (seen, again) = (generation, Some(Instant::now() + SAME)),
-                    Err(error) if now > end => return Err(error),
+                    Err(error) if Instant::now() > end => return Err(error),
                     Err(_) => {}
                 }
             }
             proxy.still_runs()?;
-            if now > end {
+            if Instant::now() > end {
                 return Err(format!("not in the kernel after {} s: {:#?}", patience.as_secs(), proxy.heard()).into());
             }
             std::thread::sleep(LOOK);
+            let generation = self.generation()?;
+            if generation.is_none() || generation != latest.0 {
+                latest = (generation, Instant::now());
+            }
+        }
+    }
+
+    /// Reads the kernel, and notes the time of each change of generation meanwhile: `iptables-save` takes longer than
+    /// two changes in a row.
+    fn held_until(&mut self, latest: &mut (Option<u32>, Instant)) -> Result<Held, Failure> {
+        let mode = self.mode;
+        std::thread::scope(|scope| {
+            let read = scope.spawn(move || mode.held().map_err(|error| error.to_string()));
+            while !read.is_finished() {
+                let generation = self.generation()?;
+                if generation != latest.0 {
+                    *latest = (generation, Instant::now());
+                }
+                std::thread::sleep(LOOK);
+            }
+            Ok(read.join().map_err(|_panic| "a reader panicked")??)
+        })
+    }
+}
+
+impl Mode {
+    fn held(self) -> Result<Held, Failure> {
+        match self {
+            Mode::Nftables => by_nftables(),
+            Mode::Iptables => by_iptables(),
+            Mode::Ipvs => by_ipvs(),
         }
     }
 }
 
 /// Keys of maps are Services. An endpoint is what a map contains, or a chain of kube-proxy's named after it.
-fn by_nftables(client: &mut nftables::Client) -> Result<Held, Failure> {
+fn by_nftables() -> Result<Held, Failure> {
+    let mut client = nftables::Client::open()?;
     let first = |bytes: &[u8]| bytes.first_chunk::<4>().map(|octets| Ipv4Addr::from(*octets));
     let mut held = Held::default();
     for table in client.list_tables(Some(Family::Ip))? {
@@ -154,9 +183,9 @@ fn by_iptables() -> Result<Held, Failure> {
     })
 }
 
-fn by_ipvs(client: &mut ipvs::Client) -> Result<Held, Failure> {
+fn by_ipvs() -> Result<Held, Failure> {
     let mut held = Held::default();
-    for entry in client.snapshot()?.entries {
+    for entry in ipvs::Client::open()?.snapshot()?.entries {
         if let VirtualServerKey::Address { addr: IpAddr::V4(address), .. } = entry.virtual_server.server.key {
             held.services.insert(address);
         }
