@@ -121,8 +121,6 @@ pub struct Applied {
     pub flows: Flows,
     /// How long each search for them took, by family, including failed ones.
     pub took_for_flows: Vec<(Family, Duration)>,
-    /// Families whose rules were restored.
-    pub(crate) restored: Vec<Family>,
     /// Failed writes of only the changes to iptables rules. The rules are read before the next write.
     pub(crate) partial_restore_failures: ByFamily<usize>,
 }
@@ -147,7 +145,6 @@ impl Applied {
         }
         self.failures.extend(before.failures);
         self.lacks.extend(before.lacks);
-        self.restored.extend(before.restored);
         self.flows.add(before.flows);
         self.took_for_flows.extend(before.took_for_flows);
         self.partial_restore_failures.add(before.partial_restore_failures);

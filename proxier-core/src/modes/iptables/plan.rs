@@ -312,7 +312,6 @@ fn finish(
     match outcome {
         Ok(()) if plan.transactions.is_empty() && written.accepted.is_empty() => {}
         Ok(()) => {
-            applied.restored.push(plan.family);
             applied.count(Part::Rules, Action::Change, 1);
             plan.frontends.count(|key| !is_refused(key), applied);
             let accepted = written.accepted.iter().map(|service| frontends_of(service, plan, wanted).len());

@@ -92,10 +92,7 @@ impl<'a> Run<'a, '_> {
         for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
             match &outcome {
-                Ok(()) => {
-                    self.applied.restored.push(change.family);
-                    self.unguarded.remove(&change.family);
-                }
+                Ok(()) => drop(self.unguarded.remove(&change.family)),
                 Err(error) => drop(self.effects.unwritten.insert(change.family, error.kind())),
             }
             self.applied.note(|| change.step(), outcome);
