@@ -158,8 +158,7 @@ impl Reconciler {
             tcp_is_liberal: self.host.tcp_is_liberal,
             full: report.full,
             is_preview,
-            settled,
-            failing: self.schedule.is_failing(),
+            tells_drift: report.full && settled && !self.schedule.is_failing(),
             sweep: (report.full && (self.flows.sweep || !settled)).then_some(&self.flows.left),
             unforgotten: &self.flows.unforgotten,
             now,
@@ -197,7 +196,7 @@ impl Reconciler {
             let of = (self.options.mode, &self.options.config, &self.host.addresses);
             plan.fast_path = fast_path.plan(of, report, ports.tables).map(Box::new);
         }
-        if pass.tells_drift() {
+        if pass.tells_drift {
             let of_host = plan.sysctls.iter().chain(&plan.guarded).map(Operation::Sysctl);
             report.drift.splice(0..0, of_host.map(|operation| operation.step(&Names::NONE)));
             report.drift.retain(|step| !self.backlog.is_unfinished(step));

@@ -245,9 +245,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) full: bool,
     /// The plan is only shown, so the mode keeps its tracked state.
     pub(crate) is_preview: bool,
-    /// Whether a full pass has succeeded.
-    pub(crate) settled: bool,
-    pub(crate) failing: bool,
+    /// Whether differences not caused by the input are other programs' changes.
+    pub(crate) tells_drift: bool,
     /// Check all UDP flows, including those to these addresses and ports, which another mode served.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
@@ -258,11 +257,6 @@ pub(crate) struct Pass<'a> {
 impl Pass<'_> {
     pub(crate) fn config(&self) -> &Config {
         self.facts.config()
-    }
-
-    /// Whether differences not caused by the input are other programs' changes.
-    pub(crate) fn tells_drift(&self) -> bool {
-        self.full && self.settled && !self.failing
     }
 
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {

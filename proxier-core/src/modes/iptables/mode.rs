@@ -531,7 +531,7 @@ impl modes::Mode for Mode {
         if routes_localhost {
             flows::add_localhost(&mut forget, &pass, &held);
         }
-        if pass.tells_drift() {
+        if pass.tells_drift {
             report.drift = self.drift(&pass, &plan);
         }
         Some(Prepared { routes_localhost, ..Prepared::new(IptablesPlan { held, ..plan }, forget) })

@@ -44,7 +44,7 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, routes: Option<&Routes>, pla
         Guards::Nft(tables) => plan_tables(wanted, tables, routes, pass.full, plan),
     }
     report.drift = Vec::new();
-    if pass.tells_drift() {
+    if pass.tells_drift {
         let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
         report.drift = foreign.map(|operation| operation.step(&pass.names)).collect();
     }

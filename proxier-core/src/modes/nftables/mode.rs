@@ -253,7 +253,7 @@ impl modes::Mode for Mode {
         }
         let differing = plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.0.keys());
         let forget = flows::to_forget(&pass, |_| true, |_| BTreeSet::new(), differing, &held);
-        if pass.tells_drift() {
+        if pass.tells_drift {
             report.drift = self.drift(&pass, &plan, &admitted);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);

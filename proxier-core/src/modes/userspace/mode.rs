@@ -260,7 +260,7 @@ impl modes::Mode for Mode {
         plan.listeners.retain(|change| !held.contains(&change.key));
         let held_at: BTreeSet<IpAddr> = held.iter().map(|key| key.address).collect();
         plan.delete_routes.retain(|network| !has_any(network, &held_at));
-        if pass.tells_drift() {
+        if pass.tells_drift {
             report.drift = self.drift(&pass, &plan, &whole);
         }
         // Translated UDP flows belong to another mode.
