@@ -163,23 +163,22 @@ impl Reconciler {
             unforgotten: &self.flows.unforgotten,
             now,
         };
-        let mut plan = Plan::default();
         let wanted = self.mode.sysctls(&pass, self.host.release.as_deref().unwrap_or_default());
-        if !wanted.is_empty() {
-            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
-        }
+        let (of_host, unmet) = sysctls::changes(ports.sysctls, wanted);
+        report.unmet = unmet;
         let mut stopped = None;
         let mut hold = |losing: Vec<_>, kernel: &dyn Kernel| {
             stopped = self.safeguards.own.check(losing, kernel, &self.store, &self.desired, now);
             stopped.iter().flat_map(Stopped::inherited).collect()
         };
-        let prepared = self.mode.plan(pass, &mut hold, report, ports);
+        let plan = self.mode.plan(pass, &mut hold, report, ports);
         self.backlog.refused.clone_from(&report.refused);
         report.refused.splice(0..0, self.refused_by_claim().collect::<Vec<_>>());
-        let prepared = prepared?;
+        let mut plan = plan?;
+        plan.sysctls = of_host;
         report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.would_lose > stopped.unreadable);
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
-        if pass.full && prepared.routes_localhost {
+        if pass.full && plan.routes_localhost {
             let (changes, unmet) = localhost::open(ports.sysctls);
             plan.guarded = changes;
             report.unmet.extend(unmet);
@@ -191,7 +190,6 @@ impl Reconciler {
         if let Some(localhost) = &mut self.add_ons.localhost {
             plan.listeners = localhost.plan(&pass, report, ports);
         }
-        (plan.work, plan.forget) = (Some(prepared.work), prepared.forget);
         if let Some(fast_path) = &mut self.add_ons.fast_path {
             let of = (self.options.mode, &self.options.config, &self.host.addresses);
             plan.fast_path = fast_path.plan(of, report, ports.tables).map(Box::new);

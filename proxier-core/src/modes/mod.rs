@@ -271,6 +271,8 @@ impl Pass<'_> {
 pub struct Plan {
     pub(crate) sysctls: Vec<SysctlChange>,
     pub(crate) work: Option<Box<dyn Work>>,
+    /// Whether the rules guard programs that listen on loopback addresses, and need `route_localnet`.
+    pub(crate) routes_localhost: bool,
     /// Values to write once the rules of IPv4 exist, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::FlowtableChange>>,
@@ -301,6 +303,11 @@ impl dyn Work {
 }
 
 impl Plan {
+    /// A mode's part of the plan.
+    pub(crate) fn of_mode(work: impl Work, forget: UdpServices) -> Self {
+        Plan { work: Some(Box::new(work)), forget, ..Plan::default() }
+    }
+
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let works = self.work.as_ref().is_some_and(|work| !work.is_empty());
@@ -360,21 +367,6 @@ pub(crate) struct CarryOut<'a> {
     pub(crate) clock: &'a dyn Fn() -> Moment,
 }
 
-/// Work that a mode has prepared, and what else the pass must do for it.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    pub(crate) work: Box<dyn Work>,
-    /// Whether the plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
-    pub(crate) routes_localhost: bool,
-    pub(crate) forget: UdpServices,
-}
-
-impl Prepared {
-    pub(crate) fn new(work: impl Work, forget: UdpServices) -> Self {
-        Prepared { work: Box::new(work), routes_localhost: false, forget }
-    }
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) applied: Applied,
@@ -429,10 +421,11 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
     }
 
-    /// Compares, reads what the differences require, and makes the plan. `None` if the kernel's state is unknown.
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared>;
+    /// Compares, reads what the differences require, and makes its part of the plan. `None` if the kernel's state is
+    /// unknown.
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Plan>;
 
-    /// Carries out prepared work, and removes from the changes what was written.
+    /// Carries out planned work, and removes from the changes what was written.
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;
 
     /// When the mode has work even if no input changes.

@@ -15,7 +15,7 @@ use super::wanted::{Index, Wanted};
 use crate::backoff::RulesRetry;
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
-use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Work};
+use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Plan, Work};
 use crate::net::{ByFamily, Family, FrontendKey};
 use crate::parallel;
 use crate::plan::operation::Whole;
@@ -463,7 +463,7 @@ impl modes::Mode for Mode {
         }
     }
 
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Plan> {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
@@ -534,7 +534,7 @@ impl modes::Mode for Mode {
         if pass.tells_drift {
             report.drift = self.drift(&pass, &plan);
         }
-        Some(Prepared { routes_localhost, ..Prepared::new(IptablesPlan { held, ..plan }, forget) })
+        Some(Plan { routes_localhost, ..Plan::of_mode(IptablesPlan { held, ..plan }, forget) })
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

@@ -20,7 +20,7 @@ use super::wanted::{Changed, EVERYTHING};
 use crate::backoff::RulesRetry;
 use crate::config::{Binding, Config, Families};
 use crate::modes::shared::sysctls;
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan as PassPlan, Reading, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::Part;
@@ -293,7 +293,7 @@ impl modes::Mode for Mode {
         })
     }
 
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<PassPlan> {
         self.note_leaving(&pass);
         let is_wanted = |address| self.wanted(pass.desired).has_address(address);
         let routes = (!self.knows_no_routes).then(|| Routes::new(&is_wanted, pass.facts));
@@ -321,7 +321,7 @@ impl modes::Mode for Mode {
         if pass.full {
             report.drift.append(&mut self.restored);
         }
-        Some(Prepared::new(plan, forget))
+        Some(PassPlan::of_mode(plan, forget))
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

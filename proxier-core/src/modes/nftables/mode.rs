@@ -10,7 +10,7 @@ use super::plan::{NftablesPlan, TablePlan, write_table};
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::plan::operation::Whole;
@@ -209,7 +209,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Plan> {
         let mut plan = NftablesPlan::default();
         let unread = |error| report.unread.push(Unread::new("generation of nf_tables", error));
         let generation = Some(ports.tables.generation().map_err(unread).ok()?);
@@ -257,7 +257,7 @@ impl modes::Mode for Mode {
             report.drift = self.drift(&pass, &plan, &admitted);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
-        Some(Prepared::new(NftablesPlan { generation, basis, held, left, ..plan }, forget))
+        Some(Plan::of_mode(NftablesPlan { generation, basis, held, left, ..plan }, forget))
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

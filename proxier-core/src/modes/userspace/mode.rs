@@ -11,7 +11,7 @@ use crate::modes::shared::frontends::count;
 use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
 use crate::plan::operation::Operation;
@@ -230,7 +230,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Plan> {
         report.notices = ports.relays.notices();
         let there = std::mem::take(&mut self.there);
         let known = self.known.as_ref()?;
@@ -267,7 +267,7 @@ impl modes::Mode for Mode {
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
-        Some(Prepared::new(UserspacePlan { whole, unusable, held, ..plan }, forget.collect()))
+        Some(Plan::of_mode(UserspacePlan { whole, unusable, held, ..plan }, forget.collect()))
     }
 
     /// Does nothing if this process cannot relay at all.
