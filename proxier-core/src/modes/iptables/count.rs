@@ -4,22 +4,14 @@ use std::collections::BTreeMap;
 
 use iptables::{Dump, Edit, Table, TableEdit, TableName, Transaction};
 
-use super::lines::Line;
 use super::names;
+use super::wanted::ServiceRules;
 use crate::net::Family;
 use crate::plan::report::RuleCount;
 
 /// Numbers of rules by table, in the order of [`names::TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally([isize; 2]);
-
-/// How a write changes the number of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Total(Tally),
-    /// The number of added rules, less that of removed ones.
-    Difference(Tally),
-}
 
 /// Adds numbers of rules in tables.
 impl Extend<(TableName, usize)> for Tally {
@@ -75,11 +67,10 @@ impl Tally {
         names::TABLES.into_iter().map(count).unzip()
     }
 
-    /// Counts lines of shared chains, and the rules of chains of Services.
-    pub(super) fn of_lines(lines: &[Line], chains: &[iptables::Chain]) -> Tally {
+    pub(super) fn of(rules: &ServiceRules) -> Tally {
         let mut tally = Tally::default();
-        tally.extend(lines.iter().map(|line| (line.chain.table(), 1)));
-        tally.extend(chains.iter().map(|chain| (TableName::NAT, chain.rules.len())));
+        tally.extend(rules.lines.iter().map(|line| (line.chain.table(), 1)));
+        tally.extend(rules.chains.iter().map(|chain| (TableName::NAT, chain.rules.len())));
         tally
     }
 
@@ -93,59 +84,5 @@ impl Tally {
             total: number(total),
             written: number(written),
         })
-    }
-}
-
-impl Outcome {
-    /// The number afterwards; `None` if the number before is unknown.
-    pub(super) fn from(self, before: Option<Tally>) -> Option<Tally> {
-        match self {
-            Outcome::Total(total) => Some(total),
-            Outcome::Difference(difference) => Some(before?.and(difference)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use iptables::{ChainName, Rule};
-
-    use super::*;
-
-    fn chain(name: &str) -> ChainName {
-        ChainName::new(name).unwrap()
-    }
-
-    fn rule() -> Rule {
-        Rule::parse("-j ACCEPT").unwrap()
-    }
-
-    #[test]
-    fn only_own_edits_are_counted() {
-        let dump = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n:KUBE-SVC-B - [0:0]\n:MINE - [0:0]\n\
-                    -A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A KUBE-SERVICES -j KUBE-SVC-B\n\
-                    -A KUBE-SVC-A -j ACCEPT\n-A KUBE-SVC-B -j ACCEPT\n-A MINE -j ACCEPT\nCOMMIT\n";
-        let dump = Dump::parse(dump).unwrap();
-        let mut transaction = Transaction::new();
-        assert_eq!(Tally::after(&dump, &transaction), (Tally([0, 4]), Tally::default()));
-        transaction
-            .table(TableName::NAT)
-            .replace_chain(&chain("KUBE-SVC-A"), [rule(), rule()])
-            .replace_chain(&chain("KUBE-SEP-C"), [rule()])
-            .edit(Edit::Delete(chain("KUBE-SERVICES"), Rule::parse("-j KUBE-SVC-B").unwrap()))
-            .edit(Edit::Insert(chain("KUBE-SERVICES"), 1, rule()))
-            .edit(Edit::Insert(chain("PREROUTING"), 1, rule()))
-            .delete_chain(chain("KUBE-SVC-B"));
-        transaction.table(TableName::FILTER).replace_chain(&chain("KUBE-FORWARD"), [rule()]);
-        let written = Tally([1, 2 + 1 + 1]);
-        assert_eq!(Tally::after(&dump, &transaction), (Tally([1, 2 + 2 + 1]), written));
-    }
-
-    #[test]
-    fn a_difference_needs_the_number_before() {
-        let difference = Outcome::Difference(Tally([0, 5]).less(Tally([1, 2])));
-        assert_eq!(difference.from(None), None);
-        assert_eq!(difference.from(Some(Tally([3, 10]))), Some(Tally([2, 13])));
-        assert_eq!(Outcome::Total(Tally([7, 8])).from(None), Some(Tally([7, 8])));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{Backend, Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Transaction};
 
-use super::count::{Outcome, Tally};
+use super::count::Tally;
 use super::lines::{Line, SharedChain};
 use super::names;
 use super::observed::{self, Keep};
@@ -215,12 +215,11 @@ fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
-pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<(Transaction, Outcome), Error> {
-    let steps = wanted.steps(changes, family)?;
-    let new = Tally::of_lines(&steps.lines, &steps.chains);
-    let rules = Outcome::Difference(new.less(Tally::of_lines(&steps.lines_before, &steps.chains_before)));
+pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<(Transaction, Tally), Error> {
+    let [before, now] = wanted.changed(changes, family)?;
+    let rules = Tally::of(&now).less(Tally::of(&before));
     let mut transaction = Transaction::new();
-    let edits = line_edits(steps.lines_before, steps.lines)?;
+    let edits = line_edits(before.lines, now.lines)?;
     // Filter first, so that what must be refused is refused before its path to endpoints is removed.
     for table in names::TABLES {
         for (_, edit) in edits.iter().filter(|(shared, _)| shared.table() == table) {
@@ -228,11 +227,11 @@ pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<
         }
     }
     let before: BTreeMap<&ChainName, &[Rule]> =
-        steps.chains_before.iter().map(|chain| (&chain.name, &*chain.rules)).collect();
-    let now: BTreeSet<&ChainName> = steps.chains.iter().map(|chain| &chain.name).collect();
-    for chain in steps.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules)) {
+        before.chains.iter().map(|chain| (&chain.name, &*chain.rules)).collect();
+    for chain in now.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules)) {
         transaction.table(TableName::NAT).replace_chain(&chain.name, chain.rules.iter().cloned());
     }
+    let now: BTreeSet<&ChainName> = now.chains.iter().map(|chain| &chain.name).collect();
     let gone = || before.keys().copied().filter(|name| !now.contains(name)).cloned();
     for name in gone() {
         transaction.table(TableName::NAT).chain(name);

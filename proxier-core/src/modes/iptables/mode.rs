@@ -325,7 +325,7 @@ impl Mode {
                 let plan = FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)?;
                 Ok(plan.divided(dump, backend))
             }
-            None => FamilyPlan::changed(family, &wanted, pass.changes),
+            None => FamilyPlan::changed(family, &wanted, pass.changes, state.rules),
         }
     }
 
@@ -407,7 +407,7 @@ impl Mode {
         if !written.is_done {
             return;
         }
-        state.rules = written.rules.from(state.rules);
+        state.rules = written.rules;
         state.is_known = true;
         state.retry = None;
         state.everything = false;

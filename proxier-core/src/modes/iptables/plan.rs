@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{Backend, Dump, Transaction};
 
-use super::count::{Outcome, Tally};
+use super::count::Tally;
 use super::diff::{NewRules, RuleChanges, compare, divide, update};
 use super::lines;
 use super::observed::Keep;
@@ -35,8 +35,8 @@ pub(super) struct FamilyPlan {
     pub(super) transactions: Vec<Transaction>,
     pub(super) frontends: FrontendChanges,
     pub(super) basis: Basis,
-    /// Change of the number of rules.
-    pub(super) rules: Outcome,
+    /// Number of rules afterwards; `None` if the number before is unknown.
+    pub(super) rules: Option<Tally>,
     /// The rules that are written.
     pub(super) written: Tally,
 }
@@ -48,7 +48,6 @@ pub(super) enum Basis {
     Read {
         services: BTreeSet<ObjectKey>,
         refused: RefusedServices,
-        held: BTreeSet<FrontendKey>,
     },
 }
 
@@ -129,16 +128,9 @@ impl FamilyPlan {
             frontends.0.extend(gone.map(|key| (*key, (Action::Delete, 0))));
         }
         services.retain(|service| !refused.contains(service));
-        let basis = Basis::Read { services, refused, held: held.clone() };
+        let basis = Basis::Read { services, refused };
         let (total, written) = Tally::after(dump, &transaction);
-        Ok(FamilyPlan {
-            family,
-            transactions: some(transaction),
-            frontends,
-            basis,
-            rules: Outcome::Total(total),
-            written,
-        })
+        Ok(FamilyPlan { family, transactions: some(transaction), frontends, basis, rules: Some(total), written })
     }
 
     /// Divides it, as is best for this back end.
@@ -147,9 +139,15 @@ impl FamilyPlan {
         self
     }
 
-    /// Changes since the last write.
-    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self> {
-        let (transaction, rules) = update(wanted, changes, family)?;
+    /// Changes since the last write. `before`: the number of rules, if known.
+    pub(super) fn changed(
+        family: Family,
+        wanted: &Wanted<'_>,
+        changes: &Changes,
+        before: Option<Tally>,
+    ) -> Result<Self> {
+        let (transaction, difference) = update(wanted, changes, family)?;
+        let rules = before.map(|before| before.and(difference));
         let mut frontends = FrontendChanges::default();
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
             let after = wanted.desired().frontend(key);
@@ -214,8 +212,8 @@ pub(super) struct WriteOutcome {
     pub(super) accepted: BTreeSet<ObjectKey>,
     /// The kernel contradicted its tracked state.
     pub(super) is_surprise: bool,
-    /// Change of the number of rules, if everything was written.
-    pub(super) rules: Outcome,
+    /// As [`FamilyPlan::rules`], if everything was written.
+    pub(super) rules: Option<Tally>,
     /// Rules that were written.
     pub(super) lines: Tally,
 }
@@ -244,7 +242,7 @@ pub(super) fn apply(
     let mut written = Vec::new();
     for family in &plan.families {
         let outcome = outcomes.remove(&family.family).unwrap_or(Ok(()));
-        written.push(finish(family, outcome, (wanted, names), rules, &mut applied));
+        written.push(finish(family, outcome, (wanted, names, &plan.held), rules, &mut applied));
     }
     (applied, written)
 }
@@ -262,7 +260,7 @@ fn is_of_an_object(error: &PortError) -> bool {
 fn finish(
     plan: &FamilyPlan,
     outcome: Result<()>,
-    (wanted, names): (&Wanted<'_>, &Names<'_>),
+    (wanted, names, held): (&Wanted<'_>, &Names<'_>, &BTreeSet<FrontendKey>),
     rules: &mut dyn Rules,
     applied: &mut Applied,
 ) -> WriteOutcome {
@@ -276,7 +274,7 @@ fn finish(
         lines: if outcome.is_ok() { plan.written } else { Tally::default() },
     };
     let mut outcome = outcome;
-    if let Basis::Read { services, refused, held } = &plan.basis {
+    if let Basis::Read { services, refused } = &plan.basis {
         let left = &refused.left;
         let mut search =
             Search { wanted, plan, held, left, rules, refused: BTreeMap::new(), total: None, lines: Tally::default() };
@@ -293,9 +291,7 @@ fn finish(
                 applied.fail(step, error.clone());
             }
         }
-        if let Some(total) = search.total {
-            written.rules = Outcome::Total(total);
-        }
+        written.rules = search.total.or(written.rules);
         written.lines = written.lines.and(search.lines);
         let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().collect();
         if outcome.is_ok() {

@@ -9,7 +9,7 @@ use super::observed::{Keep, LineSubject};
 use super::service;
 use super::settings::{IptablesOptions, Settings, TableChain, fixed, last_lines};
 use crate::net::{Family, FrontendKey};
-use crate::service::{Changes, Compiled, Desired, Frontend, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
+use crate::service::{Changes, Compiled, Desired, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
 use crate::snapshot::ObjectKey;
 
 /// What rules depend on besides [`Desired`]. An update costs O(changed Services).
@@ -92,12 +92,10 @@ fn endpoints_of(port: &Port) -> usize {
     port.cluster.len().max(port.local.len())
 }
 
-/// The effect of a change on one family: the chains of Service ports before and after, and the lines.
+/// Chains of Service ports in one family, and lines in shared chains.
 #[derive(Debug, Default)]
-pub(super) struct Steps {
-    pub(super) chains_before: Vec<Chain>,
+pub(super) struct ServiceRules {
     pub(super) chains: Vec<Chain>,
-    pub(super) lines_before: Vec<Line>,
     pub(super) lines: Vec<Line>,
 }
 
@@ -197,33 +195,31 @@ impl<'a> Wanted<'a> {
         Ok(rules)
     }
 
-    /// The effect of changes on a family. Costs O(changed Services and Frontends).
-    pub(super) fn steps(self, changes: &Changes, family: Family) -> Result<Steps, Error> {
-        let mut steps = Steps::default();
-        let Some(settings) = self.settings(family) else { return Ok(steps) };
+    /// What changes concern in a family, as written and as desired. Costs O(changed Services and Frontends).
+    pub(super) fn changed(self, changes: &Changes, family: Family) -> Result<[ServiceRules; 2], Error> {
+        let [mut before, mut after] = <[ServiceRules; 2]>::default();
+        let Some(settings) = self.settings(family) else { return Ok([before, after]) };
         let comments = self.has_comments(family);
-        let add = |service: &ServiceBefore, chains: &mut Vec<Chain>, lines: &mut Vec<Line>| -> Result<(), Error> {
+        let add = |service: &ServiceBefore, rules: &mut ServiceRules| -> Result<(), Error> {
             for port in &service.ports {
-                chains.extend(service::chains(port, settings, comments)?);
-                lines.extend(lines::of_port(port, service.health_check, settings.options)?);
+                rules.chains.extend(service::chains(port, settings, comments)?);
+                rules.lines.extend(lines::of_port(port, service.health_check, settings.options)?);
             }
             Ok(())
         };
-        for (key, before) in changes.services_before(family) {
-            add(before, &mut steps.chains_before, &mut steps.lines_before)?;
-            let now = ServiceBefore::from_compiled(self.desired.compiled(key), family);
-            add(&now, &mut steps.chains, &mut steps.lines)?;
+        for (key, written) in changes.services_before(family) {
+            add(written, &mut before)?;
+            add(&ServiceBefore::from_compiled(self.desired.compiled(key), family), &mut after)?;
         }
-        for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
-            steps.lines_before.extend(lines_of(before, settings.options)?);
-            steps.lines.extend(lines_of(self.desired.frontend(key), settings.options)?);
+        for (key, written) in changes.frontends().filter(|(key, _)| key.family() == family) {
+            for (frontend, rules) in [(written, &mut before), (self.desired.frontend(key), &mut after)] {
+                if let Some(frontend) = frontend {
+                    rules.lines.extend(lines::of_frontend(frontend, settings.options)?);
+                }
+            }
         }
-        Ok(steps)
+        Ok([before, after])
     }
-}
-
-fn lines_of(frontend: Option<&Frontend>, options: IptablesOptions) -> Result<Vec<Line>, Error> {
-    frontend.map_or_else(|| Ok(Vec::new()), |frontend| lines::of_frontend(frontend, options))
 }
 
 fn settings(facts: &NodeFacts, options: IptablesOptions) -> Vec<Settings> {
