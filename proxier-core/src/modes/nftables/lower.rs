@@ -174,16 +174,16 @@ impl Treatment {
             return Treatment { nowhere, ..Treatment::default() };
         }
         let pick = |marks, is_local: bool| {
-            let count = slots.count(frontend, is_local);
-            let secs = frontend.affinity_secs.filter(|_| slots.is_sticky(frontend, is_local));
-            let sticky = secs.map(|secs| Draw::Sticky(Affinity { secs, width: slots.width(frontend, is_local) }));
+            let slots = slots.of(frontend, is_local);
+            let secs = frontend.affinity_secs.filter(|_| slots.is_sticky);
+            let sticky = secs.map(|secs| Draw::Sticky(Affinity { secs, width: slots.width() }));
             let draw = by_client(frontend).map(|port| Draw::Client { port }).or(sticky).unwrap_or(Draw::Random);
             let most = match draw {
-                Draw::Random => slots.most(frontend, is_local),
-                Draw::Sticky(_) => slots.draw_count(frontend, is_local),
-                Draw::Client { .. } => count,
+                Draw::Random => slots.most(),
+                Draw::Sticky(_) => slots.draw_count(),
+                Draw::Client { .. } => slots.count(),
             };
-            (count > 0).then_some(Pick { marks, is_local, most, draw })
+            (slots.count() > 0).then_some(Pick { marks, is_local, most, draw })
         };
         let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
         let mut treatment = Treatment::default();
@@ -195,7 +195,7 @@ impl Treatment {
                 treatment.only_here = pick(Marks::Nothing, true);
             }
         }
-        let has = |is_local| slots.count(frontend, is_local) > 0;
+        let has = |is_local| slots.of(frontend, is_local).count() > 0;
         let is_empty = !has(false) && (!has(true) || !treatment.uses_local());
         if is_empty {
             treatment.nowhere = Some(Nowhere::Reject);
@@ -239,14 +239,14 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
         first => Item { data: Some(ElementData::Verdict(Verdict::Goto(name(first)))), ..at(SetName::Services) },
     }));
     for pick in treatment.picks() {
-        let is_local = pick.is_local;
-        for (slot, to) in slots.with_endpoints(frontend, is_local) {
+        let (is_local, slots) = (pick.is_local, slots.of(frontend, pick.is_local));
+        for (slot, to) in slots.with_endpoints() {
             let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(slot_number(is_local, slot))]));
             item.data = Some(ElementData::Value(concat(&endpoint(to))));
             items.push(item);
         }
         if let Draw::Sticky(_) = pick.draw {
-            items.extend(slots.draws(frontend, is_local).into_iter().map(|(draw, slot)| {
+            items.extend(slots.draws().into_iter().map(|(draw, slot)| {
                 Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))
             }));
         }

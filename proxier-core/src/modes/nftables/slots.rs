@@ -69,12 +69,9 @@ impl HeldNumbers {
 impl HeldSlots {
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let numbers = |is_local| {
-            let mut held = HeldNumbers {
-                most: Some(slots.most(frontend, is_local)),
-                next: slots.numbers(frontend, is_local).0.next,
-                ..HeldNumbers::default()
-            };
-            for (slot, endpoint) in slots.with_endpoints(frontend, is_local) {
+            let of = slots.of(frontend, is_local);
+            let mut held = HeldNumbers { most: Some(of.most()), next: of.numbers.next, ..HeldNumbers::default() };
+            for (slot, endpoint) in of.with_endpoints() {
                 held.slots.entry(*endpoint).or_default().insert(slot);
             }
             held
@@ -126,14 +123,27 @@ impl Slots {
         }
     }
 
-    /// The endpoints with their slots, in the order of the list: those on this node, or all. An endpoint has as many
-    /// slots as shares.
-    pub(super) fn with_endpoints<'a>(
-        &'a self,
-        frontend: &'a Frontend,
-        is_local: bool,
-    ) -> impl Iterator<Item = (u32, &'a EndpointKey)> {
-        let (numbers, endpoints) = self.numbers(frontend, is_local);
+    /// Those of the endpoints on this node, or of all.
+    pub(super) fn of<'a>(&'a self, frontend: &'a Frontend, is_local: bool) -> SlotsOf<'a> {
+        let (numbers, endpoints) =
+            if is_local { (&self.local, &*frontend.local) } else { (&self.cluster, &*frontend.cluster) };
+        let is_sticky = is_sticky(frontend, endpoints) && !self.is_over_limit;
+        SlotsOf { numbers, endpoints, is_sticky }
+    }
+}
+
+/// The slots of one list of endpoints.
+pub(super) struct SlotsOf<'a> {
+    numbers: &'a Numbers,
+    endpoints: &'a [EndpointKey],
+    /// Whether session affinity is applied.
+    pub(super) is_sticky: bool,
+}
+
+impl<'a> SlotsOf<'a> {
+    /// The endpoints with their slots, in the order of the list. An endpoint has as many slots as shares.
+    pub(super) fn with_endpoints(&self) -> impl Iterator<Item = (u32, &'a EndpointKey)> + use<'a> {
+        let (numbers, endpoints) = (self.numbers, self.endpoints);
         let endpoint = move |share: usize| match &numbers.shares {
             None => endpoints.get(share),
             Some(shares) => endpoints.get(usize::try_from(*shares.get(share)?).ok()?),
@@ -141,16 +151,10 @@ impl Slots {
         (0..numbers.count(endpoints)).filter_map(move |share| Some((numbers.at(share), endpoint(share)?)))
     }
 
-    /// Whether session affinity is applied: for those on this node, or all.
-    pub(super) fn is_sticky(&self, frontend: &Frontend, is_local: bool) -> bool {
-        is_sticky(frontend, self.numbers(frontend, is_local).1) && !self.is_over_limit
-    }
-
     /// The slot of each draw of a new client with affinity: a number below the number of draws.
-    pub(super) fn draws(&self, frontend: &Frontend, is_local: bool) -> Vec<(u32, u32)> {
-        let (numbers, _) = self.numbers(frontend, is_local);
-        let slots = self.with_endpoints(frontend, is_local).map(|(slot, _)| slot);
-        match &numbers.draws {
+    pub(super) fn draws(&self) -> Vec<(u32, u32)> {
+        let slots = self.with_endpoints().map(|(slot, _)| slot);
+        match &self.numbers.draws {
             None => draws(&slots.collect()).collect(),
             Some(draws) => {
                 let counted: BTreeMap<u32, u32> = slots.zip(draws.iter().copied()).collect();
@@ -161,30 +165,23 @@ impl Slots {
     }
 
     /// Number of draws of a new client with affinity.
-    pub(super) fn draw_count(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let draws = self.numbers(frontend, is_local).0.draws.as_ref();
-        draws.map_or_else(|| self.count(frontend, is_local), |draws| draws.iter().copied().fold(0, u32::saturating_add))
+    pub(super) fn draw_count(&self) -> u32 {
+        let draws = self.numbers.draws.as_ref();
+        draws.map_or_else(|| self.count(), |draws| draws.iter().copied().fold(0, u32::saturating_add))
     }
 
-    /// Number of slots: of the endpoints on this node, or of all.
-    pub(super) fn count(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let (numbers, endpoints) = self.numbers(frontend, is_local);
-        u32::try_from(numbers.count(endpoints)).unwrap_or(u32::MAX)
-    }
-
-    fn numbers<'a>(&'a self, frontend: &'a Frontend, is_local: bool) -> (&'a Numbers, &'a [EndpointKey]) {
-        if is_local { (&self.local, &frontend.local) } else { (&self.cluster, &frontend.cluster) }
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.numbers.count(self.endpoints)).unwrap_or(u32::MAX)
     }
 
     /// Capacity of the chain that selects without session affinity.
-    pub(super) fn most(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let most = self.numbers(frontend, is_local).0.most;
-        most.map_or_else(|| most_for(self.count(frontend, is_local), None), NonZeroU32::get)
+    pub(super) fn most(&self) -> u32 {
+        self.numbers.most.map_or_else(|| most_for(self.count(), None), NonZeroU32::get)
     }
 
     /// Number of slots in which a client is searched for: the next power of two, so that few numbers are in use.
-    pub(super) fn width(&self, frontend: &Frontend, is_local: bool) -> u32 {
-        let highest = self.with_endpoints(frontend, is_local).map(|(slot, _)| slot).max().unwrap_or(0);
+    pub(super) fn width(&self) -> u32 {
+        let highest = self.with_endpoints().map(|(slot, _)| slot).max().unwrap_or(0);
         highest.saturating_add(1).checked_next_power_of_two().unwrap_or(u32::MAX)
     }
 }
