@@ -295,95 +295,101 @@ fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
     assert!(node.tables().contains_key("ip stranger"));
 }
 
+/// Flags, chains, sets and elements: the running process repairs and tells what another program changes, the next one
+/// repairs it, and a cleanup removes the table as it is.
 #[test]
 fn what_others_change_is_repaired_and_told() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
-    node.settles();
-    let whole = node.tables();
     let table = v4_table();
-    let mut client = node.kernel.nftables();
-
-    let services = client.get_set(&table.set("internal-4").unwrap()).unwrap().set;
-    commit(&node.kernel, |change| {
-        change.delete_elements(&services, client.list_elements(&services).unwrap());
-        change.flush_chain(&table.chain("internal-4").unwrap());
-        change.add_chain(Chain::regular(table.chain("a-guest").unwrap()))
-    });
-    let report = node.full();
-    assert!(report.is_done(), "{report:#?}");
-    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.1:80")), "{drift:?}");
-    assert!(drift.iter().any(|line| line.contains("internal-4") && line.contains("a-guest")), "{drift:?}");
-    assert_eq!(node.tables(), whole);
-
-    let mut dormant = Table::new(table.clone());
-    dormant.flags = TableFlags::DORMANT;
-    let mut changes = [Transaction::new(), Transaction::new()];
-    changes[0].add_table(dormant);
-    changes[1].delete_table(&table);
-    for change in changes {
-        client.commit(&change).unwrap();
-        assert_ne!(node.tables(), whole);
-        let report = node.full();
-        assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
-        assert_eq!(node.tables(), whole);
-    }
-}
-
-/// A change that meets a deleted table makes it again at once, not at the next timer.
-#[test]
-fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.settles();
-    delete_table(&node.kernel, "ip proxier");
-    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
-    let report = node.pass();
-    assert!(report.has_failed(), "{report:#?}");
-    let then = node.now;
-    node.settles();
-    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
-    assert!(node.v4().contains("10.96.0.2 . tcp . 80") && node.v4().contains("10.96.0.1 . tcp . 80"));
-}
-
-/// The map of endpoints is not used by a rule while there are no endpoints, so another program can delete it, or make one of its name.
-#[test]
-fn a_map_that_somebody_replaced_is_made_again() {
-    let settled = || {
-        let mut node = new();
+    let start = |kernel: FakeKernel, is_serving: bool| {
+        let mut node = Node::on(kernel, options());
+        if is_serving {
+            node.service("web", json!({"clusterIP": "10.96.0.1"}));
+            node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+            node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+        }
         node.settles();
-        (node.tables(), node)
+        node
     };
-    let key = v4_table().set("endpoints").unwrap();
-    let ours = settled().1.kernel.nftables().get_set(&key).unwrap().set;
+    let key = table.set("endpoints").unwrap();
+    let state = |node: &Node| {
+        let tables = node.tables().into_iter().map(|(name, text)| (name, blocks(&text)));
+        // The text of a set lacks its size.
+        (tables.collect::<BTreeMap<_, _>>(), node.kernel.nftables().get_set(&key).ok().map(|found| found.set))
+    };
+    let check = |is_serving: bool, told: &[&str], change: &dyn Fn(&FakeKernel)| {
+        let mut node = start(kernel(), is_serving);
+        let whole = state(&node);
+        change(&node.kernel);
+        assert_ne!(state(&node), whole, "{told:?}");
+        let report = node.full();
+        assert!(report.is_done() && !report.drift.is_empty(), "{told:?}: {report:#?}");
+        let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+        assert!(told.iter().all(|told| drift.iter().any(|line| line.contains(told))), "{told:?}: {drift:?}");
+        assert_eq!(state(&node), whole, "{told:?}");
+        change(&node.kernel);
+        let mut next = start(node.kernel.clone(), is_serving);
+        assert_eq!(state(&next), whole, "{told:?}");
+        change(&next.kernel);
+        assert!(modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports()).is_done(), "{told:?}");
+        assert!(next.tables().is_empty(), "{told:?}: {:?}", next.tables());
+    };
+    check(true, &["frontend TCP 10.96.0.1:80", "internal-4", "a-guest"], &|kernel| {
+        let mut client = kernel.nftables();
+        let services = client.get_set(&table.set("internal-4").unwrap()).unwrap().set;
+        commit(kernel, |change| {
+            change.delete_elements(&services, client.list_elements(&services).unwrap());
+            change.flush_chain(&table.chain("internal-4").unwrap());
+            change.add_chain(Chain::regular(table.chain("a-guest").unwrap()))
+        });
+    });
+    check(true, &["made again"], &|kernel| {
+        let mut dormant = Table::new(table.clone());
+        dormant.flags = TableFlags::DORMANT;
+        commit(kernel, |change| change.add_table(dormant));
+    });
+    check(true, &["+ table ip proxier"], &|kernel| delete_table(kernel, "ip proxier"));
+    // An empty chain that looks useless.
+    check(true, &["chains made-by-proxier-core"], &|kernel| {
+        commit(kernel, |change| change.delete_chain(&table.chain("made-by-proxier-core").unwrap()));
+    });
+    // No change of a chain moves it to another hook.
+    for moved in [&["postrouting"][..], &["postrouting", "prerouting"]] {
+        check(true, &["made again"], &|kernel| {
+            let chains = kernel.nftables().list_chains(&table).unwrap();
+            commit(kernel, |change| {
+                for chain in chains.into_iter().map(|found| found.chain) {
+                    if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
+                        base.priority = Priority(7);
+                        change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
+                    }
+                }
+                change
+            });
+        });
+    }
+    // Without endpoints no rule uses their map, so another program can delete it, or make one of its name.
+    let (_, ours) = state(&start(kernel(), false));
     let other = |change: fn(&mut Set)| {
-        let mut set = ours.clone();
+        let mut set = ours.clone().unwrap();
         change(&mut set);
         Some(set)
     };
-    let replacements = [
+    for replacement in [
         None,
         other(|set| set.key_type = FieldTypes::of(&[DataType::MARK]).unwrap()),
         other(|set| set.data = None),
         other(|set| set.flags |= SetFlags::TIMEOUT),
         other(|set| set.size = Some(7)),
-    ];
-    for replacement in replacements {
-        let (whole, mut node) = settled();
-        commit(&node.kernel, |change| {
-            change.delete_set(&key);
-            if let Some(set) = replacement.clone() {
-                change.create_set(set);
-            }
-            change
+    ] {
+        check(false, &["made again"], &|kernel| {
+            commit(kernel, |change| {
+                change.delete_set(&key);
+                if let Some(set) = replacement.clone() {
+                    change.create_set(set);
+                }
+                change
+            });
         });
-        assert_ne!(node.tables(), whole);
-        let report = node.full();
-        assert!(report.is_done() && !report.drift.is_empty(), "{replacement:?}: {report:#?}");
-        assert_eq!(node.tables(), whole, "{replacement:?}");
     }
 }
 
@@ -834,33 +840,6 @@ fn a_connection_is_cut_when_the_time_of_its_endpoint_is_over() {
     assert_eq!(next.kernel.writes().conntrack, asked, "not again and again");
 }
 
-/// No change of a chain moves it to another hook: only a table that is made again has it there.
-#[test]
-fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
-    for moved in [&["postrouting"][..], &["postrouting", "prerouting"]] {
-        let mut node = new();
-        node.service("web", json!({"clusterIP": "10.96.0.1"}));
-        node.settles();
-        let whole = node.tables();
-        let chains = node.kernel.nftables().list_chains(&v4_table()).unwrap();
-        commit(&node.kernel, |change| {
-            for chain in chains.into_iter().map(|found| found.chain) {
-                if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
-                    base.priority = Priority(7);
-                    change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
-                }
-            }
-            change
-        });
-        assert_ne!(node.tables(), whole);
-        let report = node.full();
-        assert!(report.is_done(), "{report:#?}");
-        let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-        assert!(drift.iter().any(|line| line.contains("made again")), "{drift:?}");
-        assert_eq!(node.tables(), whole, "{moved:?}");
-    }
-}
-
 /// Clients whose connections to a cluster IP are marked to be masqueraded, and those that may use endpoints on other nodes.
 #[test]
 fn traffic_of_pods_is_told_as_configured() {
@@ -1120,32 +1099,6 @@ fn the_guard_of_version_0_1_goes_after_route_localnet() {
             assert_eq!(localnet(&node), "0");
         }
     }
-}
-
-/// The mark is an empty chain that looks useless, and whoever deletes it does not take the table from this program.
-#[test]
-fn a_table_without_its_mark_is_mended_and_cleaned_up() {
-    let unmark = |node: &mut Node| {
-        let mark = v4_table().chain("made-by-proxier-core").unwrap();
-        commit(&node.kernel, |transaction| transaction.delete_chain(&mark));
-    };
-    let mut node = at_localhost(kernel(), options());
-    node.full();
-    let lines = |node: &Node| node.v4().lines().map(str::to_owned).collect::<BTreeSet<String>>();
-    let before = lines(&node);
-    unmark(&mut node);
-    assert_ne!(lines(&node), before);
-    let report = node.full();
-    assert!(report.is_done() && report.drift.len() == 1, "{report:#?}");
-    assert_eq!(lines(&node), before);
-    // And by a process that has not made it.
-    unmark(&mut node);
-    let mut next = at_localhost(node.kernel.clone(), options());
-    assert!(next.full().is_done());
-    assert_eq!(lines(&next), before);
-    unmark(&mut next);
-    assert!(modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports()).is_done());
-    assert!(next.tables().is_empty(), "{:?}", next.tables());
 }
 
 #[test]
