@@ -1070,37 +1070,6 @@ fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
     }
 }
 
-/// Version 0.1 guarded loopback addresses in its table, and routed them. The setting goes before the guard does, and what cannot be set is told.
-#[test]
-fn the_guard_of_version_0_1_goes_after_route_localnet() {
-    const OLD_GUARD: &str = "ip daddr 127.0.0.0/8 iifname != \"lo\" drop";
-    for (can_write, cleans) in [(true, false), (true, true), (false, true)] {
-        let mut node = at_localhost(kernel(), asked());
-        assert!(node.full().is_done());
-        let chain = v4_table().chain("prerouting-guard").unwrap();
-        let rule = nftables::rule(Family::Ip).daddr_in(std::net::Ipv4Addr::new(127, 0, 0, 0).into(), 8);
-        let lo = nftables::Value::new(b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0").unwrap();
-        let rule = rule.matches(&nftables::Operand::IIFNAME, nftables::expr::CmpOp::Ne, lo);
-        let rule = rule.drop_packet().build().unwrap();
-        commit(&node.kernel, |transaction| transaction.add_rule(&chain, rule));
-        assert!(node.v4().contains(OLD_GUARD), "{}", node.v4());
-        node.kernel.set_sysctl(ROUTE_LOCALNET, can_write.then_some("1"));
-        if cleans {
-            let cleaned = modes::cleanup::cleanup(&options().config, None, &mut node.kernel.ports());
-            assert!(cleaned.is_done(), "{cleaned:#?}");
-        } else {
-            let mut next = at_localhost(node.kernel.clone(), asked());
-            node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
-            assert!(next.full().has_failed());
-            assert_eq!((localnet(&node).as_str(), node.v4().contains(OLD_GUARD)), ("0", true));
-            assert!(next.full().is_done() && !next.v4().contains(OLD_GUARD));
-        }
-        if can_write {
-            assert_eq!(localnet(&node), "0");
-        }
-    }
-}
-
 #[test]
 fn a_family_that_is_not_served_any_more_has_no_table() {
     let mut node = new();
