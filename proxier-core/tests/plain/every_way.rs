@@ -75,6 +75,14 @@ impl Way {
         node.started()
     }
 
+    /// A node that serves three Services.
+    fn serving(self) -> Node {
+        let mut node = self.process(&self.kernel(), &[]);
+        node.serve_many(3, &["10.244.0.1", "10.244.0.2"]);
+        node.settles();
+        node
+    }
+
     /// Calls by which the mode writes what it serves by.
     fn calls(self) -> &'static [Call] {
         match self.kind {
@@ -286,5 +294,43 @@ fn a_process_that_dies_after_any_write_leaves_nothing_over() {
             }
             comes_to_rest(way, way.process(&kernel, &[]), &[], &strangers);
         }
+    }
+}
+
+#[test]
+fn what_another_program_takes_away_is_repaired_and_told() {
+    for way in WAYS {
+        let mut node = way.serving();
+        let whole = state(&node.kernel);
+        way.flush(&node.kernel);
+        assert_ne!(state(&node.kernel), whole, "{way:?}");
+        let report = node.full();
+        let tells = |what: &str| report.drift.iter().any(|step| step.to_string().contains(what));
+        assert!(report.is_done() && tells("10.96.0.2"), "{way:?}: {report:#?}");
+        assert_eq!(tells("rules IPv4"), way.kind == Kind::Iptables, "{way:?}: {report:#?}");
+        assert_eq!(state(&node.kernel), whole, "{way:?}");
+        assert_eq!(node.full().drift, [], "{way:?}");
+    }
+}
+
+/// Nothing would lead to the change alone. At once means: not at the next timer.
+#[test]
+fn a_change_that_meets_a_flush_writes_everything_at_once() {
+    for way in WAYS.into_iter().filter(|way| matches!(way.kind, Kind::Nftables | Kind::Iptables)) {
+        let (mut node, mut other) = (way.serving(), way.serving());
+        way.flush(&node.kernel);
+        let flushed = state(&node.kernel);
+        for node in [&mut node, &mut other] {
+            node.service("s4", json!({"clusterIP": "10.96.0.4"}));
+            node.slice("s4", &["10.244.0.1", "10.244.0.2"]);
+        }
+        other.settles();
+        let report = node.pass();
+        assert!(report.has_failed() && !report.full, "{way:?}: {report:#?}");
+        assert_eq!(state(&node.kernel), flushed, "{way:?}");
+        let then = node.now;
+        node.settles();
+        assert!(node.now <= then + Duration::from_secs(1), "{way:?}: {:?} after {then:?}", node.now);
+        assert_eq!(state(&node.kernel), state(&other.kernel), "{way:?}");
     }
 }

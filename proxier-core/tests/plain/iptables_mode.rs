@@ -220,47 +220,6 @@ fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
 }
 
 #[test]
-fn what_others_change_is_repaired_and_told() {
-    let mut node = new();
-    node.services(3);
-    node.settles();
-    let whole = sorted(&node);
-    let mut change = Transaction::new();
-    change.table(TableName::NAT).chain(chain("KUBE-SERVICES"));
-    node.others(Side::Ipv4, &change);
-    let report = node.full();
-    assert!(report.is_done(), "{report:#?}");
-    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.2:80")), "{drift:?}");
-    assert!(drift.iter().any(|line| line.contains("rules IPv4")), "{drift:?}");
-    assert_eq!(sorted(&node), whole);
-
-    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
-    let report = node.full();
-    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
-    assert_eq!(sorted(&node), whole);
-    assert_eq!(node.full().drift, []);
-}
-
-/// A change after a flush would write chains that no rule leads to: without the canary it is not written, and everything is written at once.
-#[test]
-fn a_change_that_meets_a_flush_writes_everything_at_once() {
-    let mut node = new();
-    node.services(3);
-    node.settles();
-    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
-    node.slice("s2", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    let report = node.pass();
-    assert!(report.has_failed() && !report.full, "{report:#?}");
-    assert_eq!(node.v4_rules(), "");
-    let then = node.now;
-    node.settles();
-    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
-    node.has("demo/s1:p cluster IP");
-    node.has("--to-destination 10.244.0.3:8080");
-}
-
-#[test]
 fn while_the_lock_is_held_nothing_else_waits() {
     let mut node = with_backend(Backend::Legacy);
     node.services(2);
@@ -754,22 +713,6 @@ fn a_kernel_is_asked_what_it_can_do() {
     assert_eq!(ask(Some("sctp")), ["SCTP"]);
     assert_eq!(ask(Some("statistic")), ["every Service", "session affinity", "SCTP"]);
     assert_eq!(node.v4_rules(), "", "nothing is written");
-}
-
-/// The rules of both families, in which the order of lines that all Services share has no meaning.
-fn sorted(node: &Node) -> Vec<String> {
-    let mut all = Vec::new();
-    for ((side, backend), text) in node.kernel.state().rules {
-        let mut table = String::new();
-        for line in text.lines() {
-            if let Some(name) = line.strip_prefix('*') {
-                name.clone_into(&mut table);
-            }
-            all.push(format!("{side:?} {backend:?} {table} {line}"));
-        }
-    }
-    all.sort();
-    all
 }
 
 const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";
