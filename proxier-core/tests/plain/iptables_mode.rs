@@ -605,48 +605,6 @@ fn rules_are_counted_as_they_come_and_go() {
     node.settles();
 }
 
-#[test]
-fn when_changes_rain_rules_are_written_once_a_second() {
-    let mut options = options();
-    options.limits = Limits { min_interval: Duration::from_secs(1), max_interval: Duration::from_secs(30) };
-    let mut node = Node::on(kernel(), options);
-    node.services(3);
-    node.settles();
-    let period = Duration::from_secs(1);
-    // The changes end at different times after a write, among them just after one.
-    for (rain, count) in [100_u32, 37, 1, 20, 43, 8].into_iter().enumerate() {
-        let (writes, begin) = (node.writes(), node.now);
-        let mut last = String::new();
-        for number in 0..count {
-            node.now += Duration::from_millis(50);
-            last = format!("10.244.{}.{}", rain + 1, number + 1);
-            node.slice("s1", &[&last]);
-            if node.proxier.next_wake().unwrap() <= node.now {
-                node.settles();
-            }
-        }
-        let (written, took) = (node.writes() - writes, node.now.saturating_sub(begin));
-        assert!(
-            (took.as_secs().saturating_sub(1)..=took.as_secs() + 1).contains(&written),
-            "{written} writes in {took:?}"
-        );
-        // The last state is in the kernel no later than a period after the last change.
-        let since = node.now;
-        let is_last = |node: &Node| {
-            let rules = node.v4_rules();
-            let of_service =
-                rules.lines().filter(|line| line.contains("--to-destination 10.244.") && line.contains("s1:p"));
-            let endpoints: Vec<&str> = of_service.filter_map(|line| line.split_whitespace().last()).collect();
-            endpoints == [format!("{last}:8080")]
-        };
-        while !is_last(&node) {
-            node.settles();
-            let took = node.now.saturating_sub(since);
-            assert!(took <= period, "{last} took {took:?}: {}", node.v4_rules());
-        }
-    }
-}
-
 /// A second write would come a period later.
 #[test]
 fn a_new_service_is_written_once_its_endpoints_are_there() {
