@@ -481,48 +481,6 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
     node.has("--dport 9 -j KUBE-PORTALS-HOST");
 }
 
-/// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
-#[test]
-fn who_gets_what_a_missing_service_had_is_served_at_once() {
-    let shared = json!({"clusterIP": "10.96.0.5", "externalIPs": ["203.0.113.1"]});
-    let mut node = new();
-    node.services(20);
-    node.service("s3", node_port("10.96.0.3", 30_003));
-    node.service("s5", shared);
-    node.settles();
-    for number in 1..=20 {
-        node.proxier.lose(ObjectKind::Service, &ObjectKey::new("demo", &format!("s{number}")), node.now);
-        node.proxier.lose(ObjectKind::EndpointSlice, &ObjectKey::new("demo", &format!("s{number}-1")), node.now);
-    }
-    assert!(node.pass().stopped.is_some());
-    let new = [
-        ("new-a", node_port("10.96.1.1", 30_003)),
-        ("new-b", json!({"clusterIP": "10.96.0.4"})),
-        // Several Services may want the same external IP; the oldest gets it.
-        ("z-new", json!({"clusterIP": "10.96.1.3", "externalIPs": ["203.0.113.1"]})),
-    ];
-    for (name, spec) in new {
-        node.service(name, spec);
-        node.slice(name, &["10.244.0.7"]);
-    }
-    let report = node.pass();
-    assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
-    node.has("demo/new-a:p cluster IP");
-    node.has("--comment demo/new-a:p -m tcp -p tcp --dport 30003");
-    node.has("demo/new-b:p cluster IP\" -m tcp -p tcp -d 10.96.0.4");
-    node.has_not("demo/s3");
-    node.has_not("demo/s4:");
-    // No object shows that these are gone.
-    for kept in ["demo/s1:p cluster IP", "demo/s20:p cluster IP", "demo/s5:p external IP"] {
-        node.has(kept);
-    }
-    node.has_not("demo/z-new:p external IP");
-    node.now += Duration::from_secs(301);
-    node.settles();
-    node.has("demo/z-new:p external IP");
-    node.has_not("demo/s1:");
-}
-
 #[test]
 fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
     for (unread, served) in [(Family::V4, "fd00:1::"), (Family::V6, "10.96.0.")] {

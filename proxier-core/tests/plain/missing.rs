@@ -219,10 +219,14 @@ fn doubts_end_when_somebody_confirms_or_with_time() {
     }
 }
 
-/// Services without endpoints are missed too. Another one may have a missing one's external IP, but not its cluster IP.
+/// Services without endpoints are missed too. Another one may have a missing one's external IP, but not its cluster IP or
+/// node port: then the missing one goes at once.
 #[test]
 fn an_address_that_others_may_have_replaces_no_missing_service() {
-    for mode in Kind::ALL {
+    let cluster_ip = json!({"clusterIP": "10.96.0.20"});
+    let ports = json!([{"name": "p", "port": 81, "nodePort": 30080}]);
+    let node_port = json!({"type": "NodePort", "clusterIP": "10.96.1.2", "ports": ports});
+    for (mode, claim) in Kind::ALL.into_iter().flat_map(|mode| [(mode, &cluster_ip), (mode, &node_port)]) {
         let (services, slices) = stalls(1..=COUNT);
         let mut node = Node::begins(options_of(mode), &(services.clone(), Vec::new()));
         node.settle();
@@ -231,17 +235,18 @@ fn an_address_that_others_may_have_replaces_no_missing_service() {
         node.service("other", json!({"clusterIP": "10.96.1.1", "externalIPs": ["203.0.113.1"]}));
         node.holds_for(secs(31));
         let is_there = |node: &Node, name: &str| node.proxier.store().service(&ObjectKey::new("demo", name)).is_some();
-        assert!(is_there(&node, "s20"), "{mode}");
+        assert!(is_there(&node, "s20"), "{mode}, {claim}");
         // Of its slices, the missing one goes with it.
         node.gets((&[], &[slices[19].clone(), another(20)]));
         node.loses((&[], &slices[19..]));
         node.holds_for(secs(31));
-        node.service("another", json!({"clusterIP": "10.96.0.20"}));
-        node.holds_for(secs(31));
-        assert!(!is_there(&node, "s20") && is_there(&node, "s19"), "{mode}");
+        node.service("another", claim.clone());
+        let report = node.pass();
+        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{mode}, {claim}: {report:#?}");
+        assert!(!is_there(&node, "s20") && is_there(&node, "s19"), "{mode}, {claim}");
         let s20 = ObjectKey::new("demo", "s20");
         let left = node.proxier.store().slices_of(&s20).map(|slice| slice.key.name());
-        assert_eq!(left.collect::<Vec<_>>(), ["s20-1-new"], "{mode}");
+        assert_eq!(left.collect::<Vec<_>>(), ["s20-1-new"], "{mode}, {claim}");
     }
 }
 
