@@ -13,11 +13,11 @@ use proxier_core::net::Family;
 use proxier_core::plan::report::{Report, RuleCount};
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::service::{Indexed, Names, NodeFacts};
-use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, ObjectKind, Store};
+use proxier_core::service::{Names, NodeFacts};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster};
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel, options_of, prepared, service, slice, steps};
+use crate::node::{Node, kernel, options_of, prepared, steps};
 
 /// A node on which `iptables` is this back end's.
 fn with_backend(backend: Backend) -> Node {
@@ -188,35 +188,6 @@ fn a_change_writes_its_own_chains_and_reads_nothing() {
     node.has_not("demo/s7:p");
     node.kernel.clear_faults();
     assert_eq!(node.full().writes(), 0);
-}
-
-/// The rules of a kube-proxy that serves the same, as it writes them.
-#[test]
-fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
-    let node = new();
-    let mut store = Store::new("node-a");
-    store.upsert_service(&service("web", json!({"clusterIP": "10.96.0.1"})));
-    store.upsert_slice(&slice("web", &["10.244.0.1", "10.244.0.2"]));
-    let interfaces = [("eth0".to_owned(), vec!["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()])];
-    let host = HostAddresses { interfaces: interfaces.into() };
-    let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &host);
-    let all = Indexed::build(&store, &facts, mode::Index::new(&facts, mode::IptablesOptions::default()));
-    let wanted = all.wanted();
-    for (family, side) in [(Family::V4, Side::Ipv4), (Family::V6, Side::Ipv6)] {
-        let mut theirs = mode::changes(&wanted, &iptables::Dump::default(), family).unwrap();
-        for table in [TableName::MANGLE, TableName::NAT, TableName::FILTER] {
-            theirs.table(table).chain(chain("KUBE-PROXY-CANARY"));
-        }
-        node.others(side, &theirs);
-    }
-    let before = node.v4_rules();
-    let mut node = node.next(options());
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    let report = node.settles();
-    let sysctls = [(Part::Sysctl, Action::Change)];
-    assert!(report.applied.done.keys().all(|done| sysctls.contains(done)), "{:?}", report.applied.done);
-    assert_eq!((node.writes(), node.v4_rules()), (0, before));
 }
 
 #[test]
