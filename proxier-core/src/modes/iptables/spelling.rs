@@ -132,17 +132,25 @@ mod tests {
         compare("-d 10.0.0.0 -j X", "-d 10.0.0.0/24 -j X", false);
         compare("-j X", "-g X", false);
         compare("-j MARK --or-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x4000", true);
+        compare("-j MARK --xor-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x0", true);
         compare(
             "-m recent --name L --set -m tcp -p tcp -j DNAT --to-destination 10.0.0.1:80",
             "-p tcp -m recent --set --name L --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.0.0.1:80",
             true,
         );
-        compare(
-            "-m statistic --mode random --probability 0.0099009901 -j X",
-            "-m statistic --mode random --probability 0.00990099000 -j X",
-            true,
-        );
-        compare("-m recent --name L --set -j X", "-m recent --name L --rcheck -j X", false);
+        let random = |probability: &str| format!("-m statistic --mode random --probability {probability} -j X");
+        compare(&random("0.0099009901"), &random("0.00990099000"), true);
+        compare(&random("0.3333333333"), &random("0.33333333349"), true);
+        compare(&random("0.3333333333"), &random("0.33333334349"), false);
+        let known = "-m recent --name L --rcheck --seconds 10800 --reap -j X";
+        for (kernels, is_same) in [
+            ("-m recent --rcheck --seconds 10800 --reap --name L --mask 255.255.255.255 --rsource -j X", true),
+            ("-m recent --rcheck --seconds 10800 --reap --name L --mask 255.255.255.0 --rsource -j X", false),
+            ("-m recent --rcheck --seconds 10801 --reap --name L --mask 255.255.255.255 --rsource -j X", false),
+            ("-m recent --set --seconds 10800 --reap --name L --mask 255.255.255.255 --rsource -j X", false),
+        ] {
+            compare(known, kernels, is_same);
+        }
     }
 
     #[test]
