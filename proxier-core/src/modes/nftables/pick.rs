@@ -303,19 +303,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_what_a_chain_does() {
-        let pick = Pick { marks: Marks::Nothing, is_local: false, most: 4, draw: Draw::Random };
-        assert_eq!(pick.to_string(), "pick-4");
-        let draw = Draw::Sticky(Affinity { secs: 10_800, width: 32 });
-        let pick = Pick { marks: Marks::Everything, is_local: true, most: 17, draw };
-        assert_eq!(pick.to_string(), "external-17-local-sticky-10800-of-32");
-        let split = Split { anywhere: None, only_here: Some(Pick { draw: Draw::Random, ..pick }) };
-        assert_eq!(split.to_string(), "none-or-external-17-local");
-        assert_eq!(pick.slots().count(), 32);
-        assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
-    }
-
-    #[test]
     fn a_set_is_recognized_by_its_name() {
         for (name, has_set) in [
             ("internal-4", true),
@@ -334,19 +321,6 @@ mod tests {
         {
             assert_eq!(Pick::by_name(other), None, "{other}");
         }
-    }
-
-    #[test]
-    fn a_name_has_the_largest_number_of_endpoints() {
-        let most = |name: &str| (most_of(name, false), most_of(name, true));
-        assert_eq!(most("internal-12"), (Some(12), None));
-        assert_eq!(most("pick-8-local"), (None, Some(8)));
-        assert_eq!(most("pick-16-or-pick-4-local"), (Some(16), Some(4)));
-        assert_eq!(most("none-or-pick-4-local"), (None, Some(4)));
-        assert_eq!(most("pick-8-or-none"), (Some(8), None));
-        assert_eq!(most("internal-3-sticky-10800-of-4"), (None, None));
-        assert_eq!(most("pick-251-by-client-or-pick-251-local-by-client"), (None, None));
-        assert_eq!(most("services-by-port"), (None, None));
     }
 
     #[test]
