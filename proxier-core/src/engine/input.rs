@@ -73,38 +73,6 @@ impl Reconciler {
     ///
     /// The name in `key` is empty if it cannot be read either; [`Reconciler::note_readable`] revokes that. `service`:
     /// the one that an EndpointSlice belongs to, if readable.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::objects::ServiceObject;
-    /// use proxier_core::engine::{Options, Reconciler};
-    /// use proxier_core::snapshot::{ObjectKey, ObjectKind};
-    ///
-    /// let service: ServiceObject = serde_json::from_str(r#"{
-    ///     "metadata": {"namespace": "demo", "name": "web"},
-    ///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
-    /// }"#)?;
-    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
-    /// let mut before = Reconciler::new("node-a", Options::default(), now);
-    /// before.upsert_service(&service, now);
-    /// before.start(now);
-    /// before.pass(&|| now, &mut kernel.ports());
-    ///
-    /// // The next process cannot read it.
-    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-    /// let web = ObjectKey::new("demo", "web");
-    /// proxier.note_unreadable(ObjectKind::Service, &web, "spec.ports: not a list", None);
-    /// proxier.start(now);
-    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-    /// assert!(report.stopped.is_some_and(|why| why.contains("that cannot be read")));
-    /// assert_eq!(kernel.state().ipvs, "-A -t 10.96.0.10:80 -s rr\n");
-    ///
-    /// proxier.delete_service(&web, now);
-    /// proxier.pass(&|| now + Duration::from_secs(5), &mut kernel.ports());
-    /// assert_eq!(kernel.state().ipvs, "");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn note_unreadable(&mut self, kind: ObjectKind, key: &ObjectKey, reason: &str, service: Option<ObjectKey>) {
         self.store.note_unreadable((kind, key.clone()), reason, service);
     }
