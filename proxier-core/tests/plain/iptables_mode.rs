@@ -73,25 +73,6 @@ impl Node {
         self.kernel.with_host(|host| Iptables::open(host, side, backend).unwrap().restore(change)).unwrap();
     }
 
-    /// Tries again what failed, until it works.
-    #[track_caller]
-    fn until_done(&mut self) {
-        let then = self.now;
-        while !self.pass().is_done() {
-            assert!(self.now < then + Duration::from_secs(10), "never tried again");
-        }
-    }
-
-    /// As [`Node::until_done`], with full passes.
-    #[track_caller]
-    fn full_until_done(&mut self) {
-        let then = self.now;
-        while !self.full().is_done() {
-            self.now += Duration::from_secs(1);
-            assert!(self.now < then + Duration::from_secs(30), "never done");
-        }
-    }
-
     #[track_caller]
     fn has(&self, line: &str) {
         assert!(self.v4_rules().contains(line), "{line} is missing in {}", self.v4_rules());
@@ -156,7 +137,7 @@ fn many_new_chains_are_connected_at_once() {
     assert!(!node.pass().is_done());
     let text = node.v4_rules();
     assert!(text.contains(":KUBE-SEP-") && !text.contains("KUBE-SERVICES"), "{text}");
-    node.full_until_done();
+    node.run(Duration::from_secs(30));
     let mut whole = with_backend(Backend::Legacy);
     whole.thousand_services();
     whole.settles();
@@ -209,7 +190,7 @@ fn while_the_lock_is_held_nothing_else_waits() {
     assert!(report.rules_put_off.contains(&Family::V4), "{report:#?}");
     assert_eq!((node.writes(), node.now), (before, then));
     node.kernel.with_host(|host| host.hold_lock(false));
-    node.until_done();
+    node.run(Duration::from_secs(10));
     node.has("--to-destination 10.244.0.8:8080");
     node.has("--to-destination 10.244.0.9:8080");
 }
@@ -351,7 +332,7 @@ fn a_family_that_fails_does_not_stop_the_other() {
         node.has("demo/s1:p cluster IP");
         assert_eq!(node.rules(Side::Ipv6), "");
         node.kernel.clear_faults();
-        node.until_done();
+        node.run(Duration::from_secs(10));
         assert!(node.rules(Side::Ipv6).contains("KUBE-SERVICES"));
     }
 }
@@ -483,7 +464,7 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
     assert_eq!(localnet(&node), "0");
-    node.full_until_done();
+    node.run(Duration::from_secs(30));
     node.has("block incoming localnet connections");
     assert_eq!(localnet(&node), "1");
     // The setting is unchanged unless requested.
@@ -671,7 +652,7 @@ fn packets_are_counted_where_the_kernel_can() {
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));
     node.slice("web", &["10.244.0.6"]);
     node.pass();
-    node.full_until_done();
+    node.run(Duration::from_secs(30));
     node.has(INVALID);
 }
 
@@ -753,6 +734,6 @@ fn rules_without_counters_serve_where_the_kernel_refuses_the_others() {
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V6).every());
     node.pass();
     node.kernel.clear_faults();
-    node.full_until_done();
+    node.run(Duration::from_secs(30));
     node.has(INVALID);
 }
