@@ -63,7 +63,7 @@ impl Reconciler {
         // The kernel is read as a whole each time, like the first comparison.
         self.safeguards.others.has_compared = false;
         let stopped = self.safeguards.others.check(losing, frontends, &self.store, desired, now);
-        let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
+        let is_replaced = |stopped: &Stopped| !stopped.held.is_disjoint(&served.replaced);
         Judgement { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }
 }

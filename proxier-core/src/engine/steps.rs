@@ -169,14 +169,14 @@ impl Reconciler {
         let mut stopped = None;
         let mut hold = |losing: Vec<_>, kernel: &dyn Kernel| {
             stopped = self.safeguards.own.check(losing, kernel, &self.store, &self.desired, now);
-            stopped.iter().flat_map(Stopped::inherited).collect()
+            stopped.as_ref().map(|stopped| stopped.inherited.clone()).unwrap_or_default()
         };
         let plan = self.mode.plan(pass, &mut hold, report, ports);
         self.backlog.refused.clone_from(&report.refused);
         report.refused.splice(0..0, self.refused_by_claim().collect::<Vec<_>>());
         let mut plan = plan?;
         plan.sysctls = of_host;
-        report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.would_lose > stopped.unreadable);
+        report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.held.len() > stopped.unreadable);
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
         if pass.full && plan.routes_localhost {
             let (changes, unmet) = localhost::open(ports.sysctls);

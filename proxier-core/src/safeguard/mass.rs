@@ -47,39 +47,38 @@ impl MassRemoval {
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stopped {
-    /// Number of Frontends that would be removed or lose their last endpoint, but are kept.
-    pub(crate) would_lose: usize,
     /// Number of our Frontends that are served.
-    pub(crate) of: usize,
-    /// When the last of them follows the input, if nothing changes until then.
-    pub(crate) until: Option<Moment>,
+    of: usize,
+    /// Whether they follow the input after a while, if nothing changes until then.
+    has_end: bool,
     /// Number of those that may belong to unreadable objects.
     pub(crate) unreadable: usize,
-    held: BTreeSet<FrontendKey>,
-    /// Held Frontends that exist only in the kernel.
-    inherited: BTreeSet<FrontendKey>,
+    /// Frontends that would be removed or lose their last endpoint, but are kept.
+    pub(crate) held: BTreeSet<FrontendKey>,
+    /// Held Frontends that only the kernel has. The others are still desired, since the [`Store`] keeps their objects.
+    pub(crate) inherited: BTreeSet<FrontendKey>,
 }
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stopped { would_lose, of, unreadable, .. } = self;
+        let Stopped { of, unreadable, .. } = self;
         if *unreadable > 0 {
             write!(
                 f,
                 "{unreadable} of {of} virtual servers may belong to Services or EndpointSlices that cannot be read; they stay as they are until these can, \
                  or until this is confirmed"
             )?;
-            if would_lose <= unreadable {
+            if self.held.len() <= *unreadable {
                 return Ok(());
             }
             f.write_str("; ")?;
         }
-        let would_lose = would_lose.saturating_sub(*unreadable);
+        let would_lose = self.held.len().saturating_sub(*unreadable);
         write!(
             f,
             "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are"
         )?;
-        let end = if self.until.is_some() { "for a while, or until" } else { "until" };
+        let end = if self.has_end { "for a while, or until" } else { "until" };
         write!(f, " {end} this is confirmed: check where the Services and EndpointSlices are read from")
     }
 }
@@ -87,19 +86,9 @@ impl fmt::Display for Stopped {
 impl Stopped {
     /// Whether this exceeds the limits, by default more than half.
     pub(crate) fn is_most(&self, settings: &MassRemoval) -> bool {
-        let left = self.of.saturating_sub(self.would_lose);
-        self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
-    }
-
-    /// Frontends that are kept, sorted.
-    pub(crate) fn held(&self) -> impl Iterator<Item = FrontendKey> {
-        self.held.iter().copied()
-    }
-
-    /// Held Frontends that only the kernel has, sorted. The others are still desired, since the [`Store`] keeps their
-    /// objects.
-    pub(crate) fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
-        self.inherited.iter().copied()
+        let would_lose = self.held.len();
+        let left = self.of.saturating_sub(would_lose);
+        would_lose > left || settings.is_too_much(would_lose, self.of, left)
     }
 }
 
@@ -287,14 +276,15 @@ impl Safeguard {
     }
 
     fn stopped(&self, kernel: &dyn Kernel, desired: &Desired) -> Option<Stopped> {
-        let since = self.held().map(|(_, since)| since).max()?;
-        let until = self.settings.patience.map(|patience| since.saturating_add(patience));
         let held: BTreeSet<FrontendKey> = self.held().map(|(key, _)| key).collect();
+        if held.is_empty() {
+            return None;
+        }
         let inherited: BTreeSet<FrontendKey> = self.inherited.keys().chain(self.unreadable.keys()).copied().collect();
         let wanted = desired.frontends().filter(|of| kernel.serves(&of.key).is_some()).count();
         let unwanted = inherited.iter().filter(|key| desired.frontend(key).is_none()).count();
-        let (would_lose, of) = (held.len(), wanted.saturating_add(unwanted));
-        Some(Stopped { would_lose, of, until, unreadable: self.unreadable.len(), held, inherited })
+        let (of, has_end) = (wanted.saturating_add(unwanted), self.settings.patience.is_some());
+        Some(Stopped { of, has_end, unreadable: self.unreadable.len(), held, inherited })
     }
 }
 
