@@ -83,6 +83,6 @@ pub use trial::{Tried, trial};
 pub use {
     diff::{changes, update},
     remove::cleanup,
-    settings::{COUNTERS, NodePorts},
+    settings::COUNTERS,
     wanted::{Index, Wanted},
 };

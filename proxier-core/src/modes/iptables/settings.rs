@@ -84,15 +84,6 @@ impl RandomFully {
     }
 }
 
-/// The addresses of this host that serve node ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodePorts {
-    /// All addresses, including later ones.
-    Everywhere,
-    /// Listed addresses.
-    On(Vec<IpAddr>),
-}
-
 /// What a family's rules depend on besides Services. If it differs, all rules must be compared again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -105,8 +96,8 @@ pub struct Settings {
     pub masquerade_all: bool,
     /// Detection of pod traffic.
     pub pod_traffic: PodTraffic,
-    /// Addresses that serve node ports.
-    pub node_ports: NodePorts,
+    /// Addresses that serve node ports; `None` for all of this host, including later ones.
+    pub node_ports_on: Option<Vec<IpAddr>>,
     /// The options that apply to the family and to the addresses that serve node ports.
     pub options: IptablesOptions,
 }
@@ -115,21 +106,16 @@ impl Settings {
     /// The settings of a family.
     pub fn new(family: Family, facts: &NodeFacts, options: IptablesOptions) -> Self {
         let config = facts.config();
-        let node_ports = match config.node_port_addresses.networks(family) {
-            None => NodePorts::Everywhere,
-            Some(_) => NodePorts::On(facts.node_port_addresses(family).collect()),
-        };
-        let has_localhost = match &node_ports {
-            NodePorts::Everywhere => true,
-            NodePorts::On(addresses) => addresses.contains(&family.localhost()),
-        };
+        let named = config.node_port_addresses.networks(family);
+        let node_ports_on: Option<Vec<IpAddr>> = named.map(|_| facts.node_port_addresses(family).collect());
+        let has_localhost = node_ports_on.as_ref().is_none_or(|addresses| addresses.contains(&family.localhost()));
         let localhost_node_ports = options.localhost_node_ports && family == Family::V4 && has_localhost;
         Settings {
             family,
             masquerade_bit: config.masquerade_bit,
             masquerade_all: config.masquerade_all,
             pod_traffic: PodTraffic::from_facts(facts, family),
-            node_ports,
+            node_ports_on,
             options: IptablesOptions { localhost_node_ports, ..options },
         }
     }
@@ -182,16 +168,14 @@ pub(super) fn kubelet_firewall(settings: &Settings) -> Result<TableChain, Error>
 pub(super) fn last_lines(settings: &Settings) -> Result<Vec<Rule>, Error> {
     let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let line = |args: &[&str]| Rule::builder().comment(comment).args(args.to_vec()).target(names::NODE_PORTS).build();
-    match &settings.node_ports {
-        NodePorts::On(addresses) => addresses.iter().map(|address| line(&["-d", &address.to_string()])).collect(),
-        NodePorts::Everywhere => {
-            // Loopback addresses do not work: for IPv6 never, for IPv4 without `route_localnet`.
-            let loopback: &[&str] = match settings.family {
-                Family::V6 => &["!", "-d", "::1/128"],
-                Family::V4 if !settings.options.localhost_node_ports => &["!", "-d", "127.0.0.0/8"],
-                Family::V4 => &[],
-            };
-            Ok(vec![line(&[&["-m", "addrtype", "--dst-type", "LOCAL"], loopback].concat())?])
-        }
+    if let Some(addresses) = &settings.node_ports_on {
+        return addresses.iter().map(|address| line(&["-d", &address.to_string()])).collect();
     }
+    // Loopback addresses do not work: for IPv6 never, for IPv4 without `route_localnet`.
+    let loopback: &[&str] = match settings.family {
+        Family::V6 => &["!", "-d", "::1/128"],
+        Family::V4 if !settings.options.localhost_node_ports => &["!", "-d", "127.0.0.0/8"],
+        Family::V4 => &[],
+    };
+    Ok(vec![line(&[&["-m", "addrtype", "--dst-type", "LOCAL"], loopback].concat())?])
 }
