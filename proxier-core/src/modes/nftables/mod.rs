@@ -30,13 +30,6 @@
 //! at a cost that grows with their number. Each pass is one transaction per family: packets see the table before it or
 //! after it, never in between.
 //!
-//! ```text
-//!  Desired ──follow──▶ Wanted ──▶ Changed ┐
-//!    │ lower                              ├─plan─▶ Plan ─apply─▶ Applied
-//!    ▼                                    │
-//!  Items                kernel ──observe──┘
-//! ```
-//!
 //! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate;
 //! `docs/differences.md` is generated from it.
 //!

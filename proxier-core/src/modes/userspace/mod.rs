@@ -5,13 +5,6 @@
 //! network of [`UserspaceOptions::service_cidrs`] and one for each address outside of them. Node ports have listeners
 //! at the node's addresses.
 //!
-//! ```text
-//!  Desired ──▶ Index (addresses) ─────────┐
-//!    │ lower                              ├─plan─▶ Plan ─▶ Relay (threads, sockets), routes
-//!    ▼                                    │
-//!  Listeners        listeners, routes ────┘
-//! ```
-//!
 //! Behaviour towards clients and endpoints:
 //!
 //! * Endpoints see this node's address as the client's.
