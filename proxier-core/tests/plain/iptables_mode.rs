@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use iptables::fake::FakeHost;
-use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
+use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, TableName, Transaction};
 use proxier_core::config::{Families, NodePortAddresses};
 use proxier_core::engine::{Limits, Options};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -17,6 +17,7 @@ use proxier_core::service::{Names, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster};
 use serde_json::{Value, json};
 
+use crate::mode_switch::restore;
 use crate::node::{Node, kernel, options_of, prepared, steps};
 
 /// A node on which `iptables` is this back end's.
@@ -86,10 +87,6 @@ impl Node {
 
 fn chain(name: &str) -> ChainName {
     ChainName::new(name).unwrap()
-}
-
-fn rule(text: &str) -> Rule {
-    Rule::parse(text).unwrap()
 }
 
 /// Several threads make and compare this many Services: from nothing, over complete rules, and over incomplete ones.
@@ -368,48 +365,22 @@ fn a_node_is_well_again_as_soon_as_rules_that_waited_are_written() {
     }
 }
 
-/// kube-proxy had a userspace mode up to 1.25; the lines are those of its `iptables-save`.
+/// What kube-proxy's userspace mode left, which it had up to 1.25, as `iptables-save` prints it.
+const OF_USERSPACE_MODE: &str = include_str!("../rule_cases/dumps/userspace-mode.rules");
+
 #[test]
 fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
-    let left = |node: &Node| {
-        let mut theirs = Transaction::new();
-        let portals = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
-        let node_ports = "handle service NodePorts; NOTE: this must be the last rule in the chain";
-        let nat = theirs.table(TableName::NAT);
-        for (from, name, to) in [
-            (
-                "PREROUTING",
-                "KUBE-PORTALS-CONTAINER",
-                "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 35413",
-            ),
-            (
-                "OUTPUT",
-                "KUBE-PORTALS-HOST",
-                "-d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.10:35413",
-            ),
-        ] {
-            nat.replace_chain(&chain(name), [rule(to)]);
-            nat.edit(Edit::Insert(chain(from), 1, rule(&format!("-m comment --comment \"{portals}\" -j {name}"))));
-        }
-        for (from, name) in [("PREROUTING", "KUBE-NODEPORT-CONTAINER"), ("OUTPUT", "KUBE-NODEPORT-HOST")] {
-            nat.replace_chain(&chain(name), [rule("-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 41234")]);
-            let jump = format!("-m addrtype --dst-type LOCAL -m comment --comment \"{node_ports}\" -j {name}");
-            nat.edit(Edit::Append(chain(from), rule(&jump)));
-        }
-        let filter = theirs.table(TableName::FILTER);
-        filter.replace_chain(&chain("KUBE-NODEPORT-NON-LOCAL"), []);
-        let jump =
-            "-m comment --comment \"Ensure that non-local NodePort traffic can flow\" -j KUBE-NODEPORT-NON-LOCAL";
-        filter.edit(Edit::Insert(chain("INPUT"), 1, rule(jump)));
-        node.others(Side::Ipv4, &theirs);
+    let after = |text: &str| {
+        let node = new();
+        restore(&node.kernel, Side::Ipv4, node.backend, &text.parse().unwrap());
+        node
     };
     let lines = |node: &Node| {
         node.v4_rules().matches("KUBE-PORTALS-").count() + node.v4_rules().matches("KUBE-NODEPORT-").count()
     };
     let config = options().config;
     for kept in modes::Kind::ALL.map(Some).into_iter().chain([None]) {
-        let mut node = new();
-        left(&node);
+        let mut node = after(OF_USERSPACE_MODE);
         assert_eq!(lines(&node), 5 + 5 + 4, "a declaration, a jump and a rule each");
         node.services(1);
         assert!(node.pass().is_done());
@@ -421,12 +392,8 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
         }
     }
     // A foreign rule uses one of the chains.
-    let mut node = new();
-    left(&node);
-    let mut theirs = Transaction::new();
-    let jump = rule("-p tcp --dport 9 -j KUBE-PORTALS-HOST");
-    theirs.table(TableName::NAT).edit(Edit::Append(chain("OUTPUT"), jump));
-    node.others(Side::Ipv4, &theirs);
+    let theirs = "-A OUTPUT -p tcp -m tcp --dport 9 -j KUBE-PORTALS-HOST\n-A KUBE-NODEPORT-HOST";
+    let mut node = after(&OF_USERSPACE_MODE.replace("-A KUBE-NODEPORT-HOST", theirs));
     assert!(modes::cleanup::cleanup(&config, None, &mut node.kernel.ports()).is_done());
     assert_eq!(lines(&node), 2, "{}", node.v4_rules());
     node.has(":KUBE-PORTALS-HOST ");

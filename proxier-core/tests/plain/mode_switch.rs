@@ -713,7 +713,8 @@ fn kernel_with(used: Backend, rules: &[((iptables::Family, Backend), String)]) -
     kernel
 }
 
-fn restore(kernel: &FakeKernel, family: iptables::Family, backend: Backend, dump: &iptables::Dump) {
+/// Gives the chains of a dump these rules.
+pub(crate) fn restore(kernel: &FakeKernel, family: iptables::Family, backend: Backend, dump: &iptables::Dump) {
     let mut transaction = Transaction::new();
     for table in &dump.tables {
         let edits = transaction.table(table.name().clone());
