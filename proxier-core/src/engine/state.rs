@@ -98,7 +98,7 @@ pub struct Reconciler {
 
 /// What passes track about this host.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the host, and none excludes another")]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) addresses: HostAddresses,
     /// Whether the addresses or default routes may have changed.
@@ -117,15 +117,7 @@ pub(super) struct Host {
 impl Host {
     /// Creates the state before anything was read. `tcp_is_liberal`: what the first full pass will probably find.
     pub(super) fn new(tcp_is_liberal: bool) -> Self {
-        Host {
-            addresses: HostAddresses::default(),
-            is_stale: true,
-            absent: BTreeMap::new(),
-            release: None,
-            tcp_is_liberal,
-            knows_gateways: false,
-            knows_served: false,
-        }
+        Host { is_stale: true, tcp_is_liberal, ..Host::default() }
     }
 
     /// When the next lost address is given up.
