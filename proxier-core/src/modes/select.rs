@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ::iptables::Backend;
+
 use super::Kind;
 
 /// The mode that the configuration requests.
@@ -23,27 +25,18 @@ impl fmt::Display for RequestedMode {
     }
 }
 
-/// The back end that this machine's iptables programs write to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RulePrograms {
-    /// There are no programs, or none works.
-    Missing,
-    /// nf_tables, translated by the programs. nftables mode needs no more of the kernel, and less work.
-    NfTables,
-    /// Their own tables in the kernel.
-    Legacy,
-}
-
-/// The modes to try, best first. The first that this machine supports serves.
+/// The modes to try, best first. The first that this machine supports serves. `programs`: the back end that its iptables
+/// programs write to; `None` without programs, or if none works.
 ///
 /// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
 /// * A requested mode is the only candidate without `may_fall_back`. Otherwise it is followed by those that kube-proxy
 ///   fell back to, in the order IPVS, iptables, userspace. Mode nftables comes before iptables if iptables has no
-///   tables of its own. It falls back to iptables. Nothing follows userspace.
-pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
+///   tables of its own: it needs no more of the kernel, and less work. It falls back to iptables. Nothing follows
+///   userspace.
+pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: Option<Backend>) -> Vec<Kind> {
     let by_rules = match programs {
-        RulePrograms::Legacy => [Kind::Iptables].as_slice(),
-        RulePrograms::NfTables | RulePrograms::Missing => &[Kind::Nftables, Kind::Iptables],
+        Some(Backend::Legacy) => [Kind::Iptables].as_slice(),
+        Some(Backend::NfTables) | None => &[Kind::Nftables, Kind::Iptables],
     };
     let (first, rest) = match asked {
         RequestedMode::Auto => (Kind::Ipvs, [Kind::Nftables, Kind::Iptables].as_slice()),
@@ -60,16 +53,16 @@ pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RuleProgr
 
 #[cfg(test)]
 mod tests {
-    use super::RulePrograms::{Legacy, Missing, NfTables};
     use super::*;
 
     #[test]
     fn candidates_come_best_first_and_fall_back_as_in_kube_proxy() {
+        let [legacy, nf_tables] = [Backend::Legacy, Backend::NfTables].map(Some);
         let of = |asked, may_fall_back, programs| {
             let all = candidates(asked, may_fall_back, programs);
             all.into_iter().map(Kind::name).collect::<Vec<_>>().join(" ")
         };
-        for programs in [Missing, NfTables, Legacy] {
+        for programs in [None, nf_tables, legacy] {
             for may_fall_back in [false, true] {
                 assert_eq!(of(RequestedMode::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
             }
@@ -78,14 +71,14 @@ mod tests {
             }
         }
         for (kind, programs, expected) in [
-            (Kind::Ipvs, Legacy, "ipvs iptables userspace"),
-            (Kind::Ipvs, NfTables, "ipvs nftables iptables userspace"),
-            (Kind::Ipvs, Missing, "ipvs nftables iptables userspace"),
-            (Kind::Nftables, Legacy, "nftables iptables userspace"),
-            (Kind::Iptables, Legacy, "iptables userspace"),
-            (Kind::Iptables, NfTables, "iptables nftables userspace"),
-            (Kind::Iptables, Missing, "iptables nftables userspace"),
-            (Kind::Userspace, Legacy, "userspace"),
+            (Kind::Ipvs, legacy, "ipvs iptables userspace"),
+            (Kind::Ipvs, nf_tables, "ipvs nftables iptables userspace"),
+            (Kind::Ipvs, None, "ipvs nftables iptables userspace"),
+            (Kind::Nftables, legacy, "nftables iptables userspace"),
+            (Kind::Iptables, legacy, "iptables userspace"),
+            (Kind::Iptables, nf_tables, "iptables nftables userspace"),
+            (Kind::Iptables, None, "iptables nftables userspace"),
+            (Kind::Userspace, legacy, "userspace"),
         ] {
             assert_eq!(of(RequestedMode::Mode(kind), true, programs), expected, "{programs:?}");
         }

@@ -7,7 +7,7 @@ use iptables::Backend;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::forward::dropping_forward;
-use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
+use proxier_core::modes::select::{RequestedMode, candidates};
 use proxier_core::modes::{Kind, ipvs};
 use proxier_core::net::Family;
 
@@ -100,7 +100,7 @@ pub(crate) async fn choose(
     // What it knows by now, such as the programs of iptables and their rules, need not be found out again.
     let mut first = Some(first);
     let mut passed_over: Vec<PassedOver> = Vec::new();
-    let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
+    let mut modes = candidates(asked, may_fall_back, None);
     if asked == RequestedMode::Auto
         && let Some(dropping) = prefer_iptables(&mut modes, configured)
     {
@@ -170,15 +170,11 @@ async fn open(
     Engine::open(configured, kernel, tried).await
 }
 
-/// Kind of tables that this machine's iptables programs write.
-pub(crate) fn programs() -> RulePrograms {
-    let Ok(mut kernel) = kernel::open_to_look() else { return RulePrograms::Missing };
+/// The back end that this machine's iptables programs write to.
+pub(crate) fn programs() -> Option<Backend> {
+    let mut kernel = kernel::open_to_look().ok()?;
     for family in Family::ALL {
         let _known_by_the_back_end = kernel.ports().rules.has_random_fully(family);
     }
-    match kernel.iptables_backend() {
-        Some(Backend::Legacy) => RulePrograms::Legacy,
-        Some(Backend::NfTables) => RulePrograms::NfTables,
-        _ => RulePrograms::Missing,
-    }
+    kernel.iptables_backend()
 }

@@ -16,7 +16,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command as Clap, ValueHint};
 use clap_complete::Shell;
 use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
-use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
+use proxier_core::modes::select::{RequestedMode, candidates};
 use proxier_core::net::Family;
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ impl Configured {
 
     /// Whether this mode may serve, first or as a fallback.
     pub(crate) fn may_serve_in(&self, mode: Kind) -> bool {
-        candidates(self.settings.asked, !self.no_fallback, RulePrograms::Missing).contains(&mode)
+        candidates(self.settings.asked, !self.no_fallback, None).contains(&mode)
     }
 }
 
