@@ -151,17 +151,10 @@ impl Applied {
     }
 
     /// Records the outcome of one call for one operation.
-    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<()>) -> bool {
+    pub(crate) fn note(&mut self, step: Step, outcome: Result<()>) {
         match outcome {
-            Ok(()) => {
-                let step = step();
-                self.count(step.part, step.action, 1);
-                true
-            }
-            Err(error) => {
-                self.fail(step(), error);
-                false
-            }
+            Ok(()) => self.count(step.part, step.action, 1),
+            Err(error) => self.fail(step, error),
         }
     }
 }

@@ -145,7 +145,7 @@ fn note(
         Ok(edits) if edits.is_empty() => {}
         Ok(edits) => {
             let outcome = write(&edits);
-            cleaned.applied.note(|| Step::new(Action::Delete, Part::Rules, family.name()), outcome);
+            cleaned.applied.note(Step::new(Action::Delete, Part::Rules, family.name()), outcome);
         }
         Err(error) => cleaned.miss(what(family), error),
     }

@@ -245,7 +245,7 @@ pub(crate) fn remove_table(
                 Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
                 _ => Ok(()),
             };
-            cleaned.applied.note(|| Step::new(Action::Delete, Part::Table, table), outcome);
+            cleaned.applied.note(Step::new(Action::Delete, Part::Table, table), outcome);
         }
         Ok(false) => {}
         Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => {}

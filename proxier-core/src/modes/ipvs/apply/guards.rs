@@ -95,7 +95,7 @@ impl<'a> Run<'a, '_> {
                 Ok(()) => drop(self.unguarded.remove(&change.family)),
                 Err(error) => drop(self.effects.unwritten.insert(change.family, error.kind())),
             }
-            self.applied.note(|| change.step(), outcome);
+            self.applied.note(change.step(), outcome);
         }
     }
 
