@@ -213,7 +213,7 @@ fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sys
     match mode {
         Kind::Ipvs => sysctls::wanted(settings, release),
         Kind::Nftables | Kind::Iptables => sysctls::of_every_mode(settings),
-        Kind::Userspace => userspace::wanted_sysctls(settings),
+        Kind::Userspace => sysctls::of_arp(settings),
     }
 }
 

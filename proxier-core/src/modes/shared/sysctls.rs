@@ -110,12 +110,15 @@ fn of_ipvs(release: &str) -> Vec<WantedValue> {
     all
 }
 
+pub(crate) fn of_arp(settings: &HostSettings) -> Vec<WantedValue> {
+    let strict = [("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2)];
+    strict.into_iter().filter(|_| settings.strict_arp).map(|(path, value)| WantedValue::exactly(path, value)).collect()
+}
+
+/// The values that all modes need in which the kernel forwards and tracks packets.
 pub(crate) fn of_every_mode(settings: &HostSettings) -> Vec<WantedValue> {
     let mut all = vec![WantedValue::exactly(IP_FORWARD, 1)];
-    if settings.strict_arp {
-        all.push(WantedValue::exactly("net/ipv4/conf/all/arp_ignore", 1));
-        all.push(WantedValue::exactly("net/ipv4/conf/all/arp_announce", 2));
-    }
+    all.extend(of_arp(settings));
     if let Some(value) = settings.conntrack_max {
         all.push(WantedValue { path: "net/netfilter/nf_conntrack_max", value, at_least: true, optional: true });
     }

@@ -39,8 +39,8 @@
 
 mod mode;
 
+pub(crate) use mode::Mode;
 pub use mode::UserspaceOptions;
-pub(crate) use mode::{Mode, wanted_sysctls};
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::networks::delete_routes;

@@ -10,7 +10,6 @@ use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::frontends::count;
 use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
-use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
@@ -333,14 +332,6 @@ impl modes::Mode for Mode {
     fn kind(&self) -> Kind {
         Kind::Userspace
     }
-}
-
-/// The settings of the host that listening needs: packets are neither forwarded nor tracked.
-pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValue> {
-    let of_arp = HostSettings { strict_arp: settings.strict_arp, ..HostSettings::default() };
-    let mut wanted = sysctls::of_every_mode(&of_arp);
-    wanted.retain(|wanted| wanted.path.starts_with("net/ipv4/conf/"));
-    wanted
 }
 
 #[derive(Debug, Default)]
