@@ -2,6 +2,7 @@
 
 use ::iptables::{Backend, TableName};
 
+pub use super::shared::localhost::kept_for_the_kubelet;
 use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::{Found, unreadable};
@@ -99,12 +100,6 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
         }
     }
     cleaned
-}
-
-/// The kubelet's chain that [`cleanup`] leaves, in words, if it exists: iptables mode creates it if it is missing, as
-/// kube-proxy does. Only reads.
-pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
-    localhost::kept(ports)
 }
 
 /// The mode that serves, and the iptables back end with its rules.

@@ -30,8 +30,10 @@ pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlC
     changes(sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 1)])
 }
 
-/// The kubelet's chain, in words, if it guards loopback addresses here. A chain that cannot be read counts as missing.
-pub(crate) fn kept(ports: &mut Ports<'_>) -> Option<String> {
+/// The kubelet's chain that [`cleanup`](crate::modes::cleanup::cleanup) leaves, in words, if it guards loopback addresses
+/// here: iptables mode creates it if it is missing, as kube-proxy does. A chain that cannot be read counts as missing.
+/// Only reads.
+pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
     let setting = if is_open(ports) { ", and route_localnet with it" } else { "" };
     is_guarded(ports).then(|| {
         format!(
