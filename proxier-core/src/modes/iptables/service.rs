@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
@@ -60,16 +60,13 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
     if has_firewall(port) {
         chains.push(chain(lowering.names.chain(PortNames::FIREWALL)?, lowering.firewall()?));
     }
-    let serves_cluster = uses_cluster(port) && !port.cluster.is_empty();
-    let serves_local = uses_local(port) && !port.local.is_empty();
-    let reached = reached(port, [(serves_cluster, &port.cluster), (serves_local, &port.local)])?;
-    for (policy, serves, endpoints) in
-        [(TrafficPolicy::Cluster, serves_cluster, &port.cluster), (TrafficPolicy::Local, serves_local, &port.local)]
-    {
-        if serves {
-            let endpoints = as_kube_proxy_sorts(endpoints, &reached);
-            chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
-        }
+    let cluster: &[EndpointKey] = if uses_cluster(port) { &port.cluster } else { &[] };
+    let local: &[EndpointKey] = if uses_local(port) { &port.local } else { &[] };
+    let reached = reached(port, cluster.iter().chain(local))?;
+    let lists = [(TrafficPolicy::Cluster, cluster), (TrafficPolicy::Local, local)];
+    for (policy, endpoints) in lists.into_iter().filter(|(_, endpoints)| !endpoints.is_empty()) {
+        let endpoints = as_kube_proxy_sorts(endpoints, &reached);
+        chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
     }
     for endpoint in reached.into_values() {
         let rules = lowering.endpoint(&endpoint)?;
@@ -93,9 +90,12 @@ impl Endpoint {
 }
 
 /// The endpoints of the lists that are in use, each once.
-fn reached(port: &Port, lists: [(bool, &Arc<[EndpointKey]>); 2]) -> Result<BTreeMap<EndpointKey, Endpoint>, Error> {
+fn reached<'a>(
+    port: &Port,
+    keys: impl Iterator<Item = &'a EndpointKey>,
+) -> Result<BTreeMap<EndpointKey, Endpoint>, Error> {
     let mut reached = BTreeMap::new();
-    for key in lists.into_iter().filter(|(serves, _)| *serves).flat_map(|(_, endpoints)| endpoints.iter()) {
+    for key in keys {
         if let Entry::Vacant(new) = reached.entry(*key) {
             let text = key.text();
             let chain = names::endpoint_chain(port, &text)?;

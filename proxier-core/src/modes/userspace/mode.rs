@@ -216,8 +216,8 @@ impl modes::Mode for Mode {
             // For another process only the place is known: it is taken to be right. One that is not open cannot be
             // seen.
             let is_there = |listener: &Listener| !listener.is_open() || listening.contains(&listener.key);
-            let wanted = listeners(desired).filter(is_there).map(|listener| (listener.key, listener));
-            self.there.extend(wanted);
+            let wanted = desired.frontends().filter_map(lower).filter(is_there);
+            self.there.extend(wanted.map(|listener| (listener.key, listener)));
             // Only addresses that our routes make local certainly belong to Services.
             let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
             for key in ours.filter(|key| listener(desired, key).is_none()) {
@@ -385,10 +385,6 @@ fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
 
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
     desired.frontend(key).and_then(lower)
-}
-
-fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
-    desired.frontends().filter_map(lower)
 }
 
 /// The endpoints of a Frontend on which this process listens itself, and for which Frontend: connections to them would
