@@ -50,11 +50,11 @@ use nftables::fake::FakeNftables;
 use crate::net::{FrontendKey, Network};
 use crate::pack::put;
 use crate::ports::{Listener, PortErrorKind, Ports, RouteOwner};
-use crate::sketch::{KernelState, SYSCTLS};
+use crate::sketch::{KernelState, Listeners, SYSCTLS};
 use control::Control;
 use host::Host;
-use links::Interfaces;
-use ports::{FakePorts, FakeRelays};
+use links::LinksAndRoutes;
+use ports::FakePorts;
 use shared::Shared;
 
 pub use conntrack::Flow;
@@ -66,13 +66,13 @@ struct Parts {
     ipvs: FakeIpvs,
     sets: FakeIpset,
     host: Host,
-    links: Shared<Interfaces>,
+    links: Shared<LinksAndRoutes>,
     sysctls: Shared<BTreeMap<String, String>>,
     /// Packet counters; `None` if the kernel does not support them.
     counters: Shared<Option<BTreeSet<String>>>,
     tables: FakeNftables,
     flows: Shared<BTreeSet<Flow>>,
-    relays: Shared<FakeRelays>,
+    relays: Shared<Listeners>,
     control: Shared<Control>,
 }
 
@@ -119,7 +119,7 @@ impl FakeKernel {
     pub fn state(&self) -> KernelState {
         let (devices, routes) = {
             let links = self.parts.links.lock();
-            (links.addresses().interfaces, links.routes.all())
+            (links.interfaces().all(), links.routes.all())
         };
         KernelState {
             ipvs: self.parts.ipvs.dump().unwrap_or_default(),
@@ -188,7 +188,9 @@ impl FakeKernel {
     /// Gives an interface other than the dummy device exactly these addresses; creates it if necessary.
     pub fn set_interface(&self, name: &str, addresses: &[IpAddr]) {
         self.parts.ipvs.add_interface(name);
-        self.parts.links.lock().set(name, addresses);
+        self.parts.links.lock().change(|links| {
+            links.by_name.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
+        });
     }
 
     /// Sets a value below `/proc/sys`; `None` removes it.
@@ -261,7 +263,7 @@ impl FakeKernel {
     pub fn restart(&self) {
         let mut control = self.parts.control.lock();
         (control.left, control.crashed) = (None, false);
-        self.parts.relays.lock().listeners.clear();
+        self.parts.relays.lock().open.clear();
     }
 
     /// Sets the active and inactive connections of a real server. Returns whether it exists.
@@ -283,12 +285,12 @@ impl FakeKernel {
 
     /// The gateways of the default routes. Initially none.
     pub fn set_gateways(&self, gateways: impl IntoIterator<Item = IpAddr>) {
-        self.parts.links.lock().gateways = gateways.into_iter().collect();
+        self.parts.links.lock().change(|links| links.gateways = gateways.into_iter().collect());
     }
 
     /// Removes an interface of any kind with its addresses. Returns whether it existed.
     pub fn remove_interface(&self, name: &str) -> bool {
-        self.parts.links.lock().remove(name)
+        self.parts.links.lock().change(|links| links.by_name.remove(name).is_some())
     }
 
     /// Adds or deletes a local route as another program would.
@@ -303,12 +305,12 @@ impl FakeKernel {
 
     /// Sets whether dummy devices can be created.
     pub fn set_dummy_present(&self, present: bool) {
-        self.parts.links.lock().has_dummy = present;
+        self.parts.links.lock().change(|links| links.has_dummy = present);
     }
 
     /// Whether IPv6 addresses can be bound and IPv6 virtual servers added.
     pub fn set_ipv6(&self, present: bool) {
-        self.parts.links.lock().has_ipv6 = present;
+        self.parts.links.lock().change(|links| links.has_ipv6 = present);
         self.parts.ipvs.set_ipv6(present);
     }
 
@@ -324,7 +326,7 @@ impl FakeKernel {
 
     /// Listeners of the process for Services.
     pub fn listeners(&self) -> BTreeMap<FrontendKey, Listener> {
-        self.parts.relays.lock().listeners.clone()
+        self.parts.relays.lock().open.clone()
     }
 
     /// Gives a port to another program, or takes it back.

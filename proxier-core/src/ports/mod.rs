@@ -338,13 +338,17 @@ pub trait Tables {
     ///
     /// # Errors
     /// If the request failed.
-    fn table(&mut self, table: &TableKey) -> Result<Option<Table>>;
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>> {
+        Ok(self.read(table)?.map(|read| read.table.table))
+    }
 
     /// Whether a table has a chain of this name. `false` without the table.
     ///
     /// # Errors
     /// If the request failed.
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool>;
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
+        Ok(self.chains(table)?.iter().any(|found| found.chain.key.name.as_str() == chain))
+    }
 
     /// Lists all tables, of all programs. Default: none.
     ///

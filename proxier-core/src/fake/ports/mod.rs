@@ -25,7 +25,7 @@ use nftables::{TableKey, TableSnapshot};
 use super::Parts;
 use super::conntrack::{Flow, find_udp, forget};
 use super::control::Call;
-use super::links::Interfaces;
+use super::links::LinksAndRoutes;
 use super::shared::Shared;
 use super::transport::MortalSocket;
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
@@ -34,6 +34,7 @@ use crate::ports::{
     Conntrack, Ipvs, ItemFailure, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted,
     PortError, PortErrorKind, Ports, Relays, Result, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
+use crate::sketch::Listeners;
 use crate::snapshot::HostAddresses;
 use gate::Gate;
 use rules::FakeRulesPort;
@@ -48,12 +49,12 @@ pub(super) struct FakePorts {
     ipvs: Gated<IpvsPort>,
     sets: FakeSetsPort,
     rules: FakeRulesPort,
-    links: Gated<Shared<Interfaces>>,
+    links: Gated<Shared<LinksAndRoutes>>,
     sysctls: Gated<Shared<BTreeMap<String, String>>>,
     tables: FakeTablesPort,
     conntrack: Gated<Shared<BTreeSet<Flow>>>,
-    routes: Gated<Shared<Interfaces>>,
-    relays: Gated<Shared<FakeRelays>>,
+    routes: Gated<Shared<LinksAndRoutes>>,
+    relays: Gated<Shared<Listeners>>,
 }
 
 impl FakePorts {
@@ -158,47 +159,49 @@ impl Sets for FakeSetsPort {
     }
 }
 
-impl Links for Gated<Shared<Interfaces>> {
+impl Links for Gated<Shared<LinksAndRoutes>> {
     fn has_device(&mut self, name: &str) -> Result<bool> {
-        self.inner.lock().has(name)
+        self.inner.lock().change(|links| links.has_device(name))
     }
 
     fn create_device(&mut self, name: &str) -> Result<()> {
-        self.gate.call(Call::LinksCreateDevice, None, || self.inner.lock().create(name))
+        self.gate.call(Call::LinksCreateDevice, None, || self.inner.lock().change(|links| links.create_device(name)))
     }
 
     fn delete_device(&mut self, name: &str) -> Result<()> {
-        self.gate.call(Call::LinksDeleteDevice, None, || self.inner.lock().delete(name))
+        self.gate.call(Call::LinksDeleteDevice, None, || self.inner.lock().change(|links| links.delete_device(name)))
     }
 
     fn addresses(&mut self) -> Result<HostAddresses> {
-        self.gate.call(Call::LinksAddresses, None, || Ok(self.inner.lock().addresses()))
+        self.gate.call(Call::LinksAddresses, None, || self.inner.lock().change(Links::addresses))
     }
 
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>> {
-        self.gate.call(Call::LinksGateways, None, || Ok(self.inner.lock().gateways.clone()))
+        self.gate.call(Call::LinksGateways, None, || self.inner.lock().change(Links::gateways))
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        self.gate.items(Call::LinksBind, None, addresses, |addresses| self.inner.lock().bind(device, addresses))
+        let bind = |addresses: &[IpAddr]| self.inner.lock().change(|links| links.bind(device, addresses));
+        self.gate.items(Call::LinksBind, None, addresses, bind)
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        self.gate.items(Call::LinksUnbind, None, addresses, |addresses| self.inner.lock().unbind(device, addresses))
+        let unbind = |addresses: &[IpAddr]| self.inner.lock().change(|links| links.unbind(device, addresses));
+        self.gate.items(Call::LinksUnbind, None, addresses, unbind)
     }
 }
 
-impl LocalNetworks for Gated<Shared<Interfaces>> {
+impl LocalNetworks for Gated<Shared<LinksAndRoutes>> {
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>> {
-        self.gate.call(Call::RoutesNetworks, None, || self.inner.lock().routes.networks(owner))
+        self.gate.call(Call::RoutesNetworks, None, || self.inner.lock().networks(owner))
     }
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
-        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.inner.lock().add_routes(owner, routes))
+        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.inner.lock().add(owner, routes))
     }
 
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
-        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.inner.lock().routes.delete(owner, networks))
+        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.inner.lock().delete(owner, networks))
     }
 }
 
@@ -297,44 +300,24 @@ impl Conntrack for Gated<Shared<BTreeSet<Flow>>> {
     }
 }
 
-/// The listeners of a process. They end with it.
-#[derive(Debug, Default)]
-pub(super) struct FakeRelays {
-    pub(super) listeners: BTreeMap<FrontendKey, Listener>,
-    pub(super) taken: BTreeSet<FrontendKey>,
-    /// Addresses at which a connection continues, with or without a listener.
-    pub(super) connected: BTreeSet<IpAddr>,
-}
-
-impl Relays for Gated<Shared<FakeRelays>> {
+impl Relays for Gated<Shared<Listeners>> {
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
-        self.inner.lock().listeners.clone()
+        self.inner.lock().listeners()
     }
 
-    fn configure(&mut self, _settings: &Settings) -> Result<()> {
-        self.gate.call(Call::RelaysConfigure, None, || Ok(()))
+    fn configure(&mut self, settings: &Settings) -> Result<()> {
+        self.gate.call(Call::RelaysConfigure, None, || self.inner.lock().configure(settings))
     }
 
     fn serve(&mut self, listener: &Listener) -> Result<()> {
-        self.gate.call(Call::RelaysServe, None, || {
-            let mut relays = self.inner.lock();
-            if relays.taken.contains(&listener.key) {
-                relays.listeners.remove(&listener.key);
-                let message = format!("listening on {}: another program has the port", listener.key);
-                return Err(PortError::new(PortErrorKind::AlreadyExists, message));
-            }
-            relays.listeners.insert(listener.key, listener.clone());
-            Ok(())
-        })
+        self.gate.call(Call::RelaysServe, None, || self.inner.lock().serve(listener))
     }
 
     fn close(&mut self, key: &FrontendKey) {
-        self.inner.lock().listeners.remove(key);
+        self.inner.lock().close(key);
     }
 
     fn busy(&mut self) -> BTreeSet<IpAddr> {
-        let relays = self.inner.lock();
-        let served: BTreeSet<IpAddr> = relays.listeners.keys().map(|key| key.address).collect();
-        relays.connected.difference(&served).copied().collect()
+        self.inner.lock().busy()
     }
 }

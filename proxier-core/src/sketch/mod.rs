@@ -1,10 +1,12 @@
 //! What a node would have, without a kernel: ports that accept every write, and a state that prints in the formats of
 //! the usual tools.
 //!
-//! It has none of the kernel's checks. Programs use it to show what they would write.
+//! It has few of the kernel's checks. Programs use it to show what they would write.
+
+mod interfaces;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use ipset::{Element, SetSpec};
 use iptables::{Backend, Chain, ChainName, Counters, Dump, Edit, Policy, Table, TableName};
@@ -15,10 +17,11 @@ use nftables::{Draft, TableKey, TableSnapshot};
 
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
-    Conntrack, Ipvs, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
+    Conntrack, Ipvs, ItemFailures, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
     PortErrorKind, Ports, Relays, Result, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
-use crate::snapshot::HostAddresses;
+
+pub(crate) use interfaces::{Interface, Interfaces};
 
 /// What a node has, in the formats of the usual tools.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,7 +68,7 @@ pub struct Sketch {
     ipvs: Servers,
     sets: SetsOnPaper,
     rules: RulesOnPaper,
-    links: LinksOnPaper,
+    links: Interfaces,
     sysctls: Values,
     tables: Draft,
     routes: RoutesOnPaper,
@@ -83,25 +86,29 @@ struct SetsOnPaper(BTreeMap<String, (SetSpec, BTreeSet<Element>)>);
 #[derive(Clone, Debug, Default)]
 struct RulesOnPaper(BTreeMap<Family, Dump>);
 #[derive(Clone, Debug)]
-struct LinksOnPaper(BTreeMap<String, Vec<IpAddr>>);
-#[derive(Clone, Debug)]
 struct Values(BTreeMap<String, String>);
 /// Our routes by owner and network, each with its source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoutesOnPaper(pub(crate) BTreeMap<(RouteOwner, Network), Option<IpAddr>>);
+/// The listeners of a process. They end with it.
 #[derive(Clone, Debug, Default)]
-struct Listeners(BTreeMap<FrontendKey, Listener>);
+pub(crate) struct Listeners {
+    pub(crate) open: BTreeMap<FrontendKey, Listener>,
+    /// Ports that another program has.
+    pub(crate) taken: BTreeSet<FrontendKey>,
+    /// Addresses at which a connection continues, with or without a listener.
+    pub(crate) connected: BTreeSet<IpAddr>,
+}
 #[derive(Clone, Debug, Default)]
 struct NoFlows;
 
 impl Default for Sketch {
     fn default() -> Self {
-        let lo = vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
         Sketch {
             ipvs: Servers::default(),
             sets: SetsOnPaper::default(),
             rules: RulesOnPaper::default(),
-            links: LinksOnPaper([("lo".to_owned(), lo)].into()),
+            links: Interfaces::default(),
             sysctls: Values(SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect()),
             tables: Draft::default(),
             routes: RoutesOnPaper::default(),
@@ -117,14 +124,15 @@ impl Sketch {
         lend!(self)
     }
 
-    /// Gives an interface exactly these addresses; creates it if necessary.
+    /// Gives an interface exactly these addresses; creates it if necessary. It may be the device of IPVS mode.
     pub fn set_interface(&mut self, name: &str, addresses: &[IpAddr]) {
-        self.links.0.insert(name.to_owned(), addresses.to_vec());
+        let interface = Interface { dummy: true, addresses: addresses.to_vec() };
+        self.links.by_name.insert(name.to_owned(), interface);
     }
 
     /// The listeners of this process, in modes that relay.
     pub fn listeners(&self) -> &BTreeMap<FrontendKey, Listener> {
-        &self.relays.0
+        &self.relays.open
     }
 
     /// Everything that the node has.
@@ -140,7 +148,7 @@ impl Sketch {
             sets: sets.collect(),
             rules: rules.collect(),
             tables: tables.collect(),
-            devices: self.links.0.clone(),
+            devices: self.links.all(),
             sysctls: self.sysctls.0.clone(),
             routes: self.routes.all(),
         }
@@ -252,35 +260,27 @@ fn untouched(name: &TableName) -> Table {
 }
 
 fn edit(table: &mut Table, edit: &Edit) {
-    let new = |chain: &ChainName| Chain::new(chain.clone());
+    let (Edit::Replace(name, _)
+    | Edit::Append(name, _)
+    | Edit::Insert(name, ..)
+    | Edit::Delete(name, _)
+    | Edit::Flush(name)
+    | Edit::DeleteChain(name)) = edit
+    else {
+        return;
+    };
+    let Some(chain) = table.chain_mut(name.as_str()) else { return };
     match edit {
-        Edit::Replace(chain, rules) => match table.chain_mut(chain.as_str()) {
-            Some(found) => found.rules.clone_from(rules),
-            None => drop(table.insert(new(chain).with_rules(rules.iter().cloned()))),
-        },
-        Edit::NewChain(chain) if table.chain(chain.as_str()).is_none() => drop(table.insert(new(chain))),
-        Edit::DeleteChain(chain) => drop(table.remove(chain.as_str())),
-        Edit::Append(name, _)
-        | Edit::Insert(name, ..)
-        | Edit::Delete(name, _)
-        | Edit::Flush(name)
-        | Edit::SetPolicy(name, _) => {
-            let Some(chain) = table.chain_mut(name.as_str()) else { return };
-            match edit {
-                Edit::Append(_, rule) => chain.rules.push(rule.clone()),
-                Edit::Insert(_, at, rule) => {
-                    chain.rules.insert(at.saturating_sub(1).min(chain.rules.len()), rule.clone());
-                }
-                Edit::Delete(_, rule) => {
-                    if let Some(at) = chain.rules.iter().position(|found| found.same_as(rule)) {
-                        chain.rules.remove(at);
-                    }
-                }
-                Edit::SetPolicy(_, policy) => chain.policy = Some(policy.clone()),
-                _ => chain.rules.clear(),
+        Edit::Replace(_, rules) => chain.rules.clone_from(rules),
+        Edit::Append(_, rule) => chain.rules.push(rule.clone()),
+        Edit::Insert(_, at, rule) => chain.rules.insert(at.saturating_sub(1).min(chain.rules.len()), rule.clone()),
+        Edit::Delete(_, rule) => {
+            if let Some(at) = chain.rules.iter().position(|found| found.same_as(rule)) {
+                chain.rules.remove(at);
             }
         }
-        _ => {}
+        Edit::DeleteChain(_) => drop(table.remove(name.as_str())),
+        _ => chain.rules.clear(),
     }
 }
 
@@ -310,7 +310,9 @@ impl Rules for RulesOnPaper {
             let Some(table) = dump.tables.iter_mut().find(|table| table.name() == changes.name()) else { continue };
             // In the order of the restore programs: first every chain, then every rule.
             for chain in changes.chains() {
-                edit(table, &Edit::NewChain(chain.clone()));
+                if table.chain(chain.as_str()).is_none() {
+                    table.insert(Chain::new(chain.clone()));
+                }
             }
             changes.edits().iter().for_each(|change| edit(table, change));
             count_from_zero(table);
@@ -326,47 +328,6 @@ fn count_from_zero(table: &mut Table) {
         for rule in table.chain_mut(name.as_str()).into_iter().flat_map(|chain| &mut chain.rules) {
             rule.counters.get_or_insert(Counters::default());
         }
-    }
-}
-
-impl Links for LinksOnPaper {
-    fn has_device(&mut self, name: &str) -> Result<bool> {
-        Ok(self.0.contains_key(name))
-    }
-
-    fn create_device(&mut self, name: &str) -> Result<()> {
-        self.0.entry(name.to_owned()).or_default();
-        Ok(())
-    }
-
-    fn delete_device(&mut self, name: &str) -> Result<()> {
-        self.0.remove(name);
-        Ok(())
-    }
-
-    fn addresses(&mut self) -> Result<HostAddresses> {
-        Ok(HostAddresses { interfaces: self.0.clone() })
-    }
-
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>> {
-        Ok(BTreeSet::new())
-    }
-
-    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        let bound = self.0.entry(device.to_owned()).or_default();
-        for address in addresses {
-            if !bound.contains(address) {
-                bound.push(*address);
-            }
-        }
-        Vec::new()
-    }
-
-    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        if let Some(bound) = self.0.get_mut(device) {
-            bound.retain(|address| !addresses.contains(address));
-        }
-        Vec::new()
     }
 }
 
@@ -394,15 +355,6 @@ impl Tables for Draft {
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
         Ok(self.snapshot(table))
-    }
-
-    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>> {
-        Ok(self.snapshot(table).map(|read| read.table.table))
-    }
-
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
-        let chains = self.snapshot(table).map(|read| read.chains).unwrap_or_default();
-        Ok(chains.iter().any(|found| found.chain.key.name.as_str() == chain))
     }
 
     fn list(&mut self) -> Result<Vec<TableKey>> {
@@ -456,7 +408,7 @@ impl LocalNetworks for RoutesOnPaper {
 
 impl Relays for Listeners {
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
-        self.0.clone()
+        self.open.clone()
     }
 
     fn configure(&mut self, _settings: &Settings) -> Result<()> {
@@ -464,11 +416,21 @@ impl Relays for Listeners {
     }
 
     fn serve(&mut self, listener: &Listener) -> Result<()> {
-        self.0.insert(listener.key, listener.clone());
+        if self.taken.contains(&listener.key) {
+            self.close(&listener.key);
+            let message = format!("listening on {}: another program has the port", listener.key);
+            return Err(PortError::new(PortErrorKind::AlreadyExists, message));
+        }
+        self.open.insert(listener.key, listener.clone());
         Ok(())
     }
 
     fn close(&mut self, key: &FrontendKey) {
-        self.0.remove(key);
+        self.open.remove(key);
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        let served: BTreeSet<IpAddr> = self.open.keys().map(|key| key.address).collect();
+        self.connected.difference(&served).copied().collect()
     }
 }
