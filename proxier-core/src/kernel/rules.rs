@@ -187,8 +187,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
 
     fn dump(&mut self, family: Family) -> Result<Dump> {
         // Looking for the programs lists everything.
-        let programs = self.take_programs(family)?;
-        *self.programs.of_mut(family) = Some(programs);
+        self.call(family, |_| Ok(()))?;
         let mut dump = match self.listed(family) {
             Some(dump) => dump,
             None => self.call(family, Iptables::dump)?,
