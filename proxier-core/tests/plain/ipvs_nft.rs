@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use iptables::{Invocation, Runner as _};
 use netlink_batch::Errno;
-use nftables::{Chain, Element, ElementKey, Set, Table, TableFlags, TableKey, Transaction, Value as NftValue};
+use nftables::{Chain, Element, ElementKey, Set, Table, TableFlags, TableKey, Value as NftValue};
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
@@ -18,12 +18,12 @@ use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node as NodeOf, ObjectKey};
-use serde_json::{Value, json};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOf};
+use serde_json::json;
 
-use crate::node::{Node, add_table, kernel, options_of};
+use crate::marks::{V4, chain_of as chain, elements_of as elements};
+use crate::node::{Node, add_table, checked, commit, delete_table, kernel, options_of, writes};
 
-const V4: &str = "ip proxier-ipvs";
 const V6: &str = "ip6 proxier-ipvs";
 
 fn config(by: RulesBy) -> Config {
@@ -85,26 +85,6 @@ impl Node {
     }
 }
 
-/// The elements of a set, out of the text of a table.
-fn elements(table: &str, set: &str) -> BTreeSet<String> {
-    let Some((_, text)) = table.split_once(&format!("\tset {set} {{\n")) else { panic!("no set {set}: {table}") };
-    let text = text.split_once("\n\t}").unwrap().0;
-    let Some((_, text)) = text.split_once("elements = {") else { return BTreeSet::new() };
-    let text = text.split_once('}').unwrap().0;
-    text.split(',')
-        .map(|one| one.split_whitespace().collect::<Vec<_>>().join(" "))
-        .filter(|one| !one.is_empty())
-        .collect()
-}
-
-fn chain(table: &str, chain: &str) -> Vec<String> {
-    let Some((_, text)) = table.split_once(&format!("\tchain {chain} {{\n")) else {
-        panic!("no chain {chain}: {table}")
-    };
-    let text = text.split_once("\t}").unwrap().0;
-    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
-}
-
 /// An entry as `ipset` prints it, in nft's words.
 fn in_words_of_nft(entry: &str) -> String {
     entry.replace("tcp:", "tcp,").replace("udp:", "udp,").replace("sctp:", "sctp,").replace(',', " . ")
@@ -151,12 +131,11 @@ fn it_has_what_sets_and_rules_have() {
     // Rules of iptables name them one by one.
     let barred = elements(&state.tables[V4], "load-balancer-not-node");
     assert!(barred.contains("198.51.100.1 . tcp . 80 . 198.51.100.1") && barred.len() == 9, "{barred:?}");
-    // A second process changes nothing. Finding flows to forget counts as a write.
-    let writes = || kernel.writes().total() - kernel.writes().conntrack;
-    let before = writes();
+    // A second process changes nothing.
+    let before = writes(&kernel);
     let mut node = serving(&kernel, RulesBy::Nftables);
     node.settles();
-    assert_eq!(writes(), before, "{:?}", kernel.writes());
+    assert_eq!(writes(&kernel), before, "{:?}", kernel.writes());
 }
 
 #[test]
@@ -165,10 +144,7 @@ fn a_change_is_one_transaction_of_a_few_elements() {
     let mut node = serving(&kernel, RulesBy::Nftables);
     node.settles();
     let before = kernel.writes();
-    let key = ObjectKey::new("demo", "extra");
-    let service = json!({"metadata": {"namespace": "demo", "name": "extra"},
-        "spec": {"clusterIP": "10.96.9.9", "ports": [{"port": 80}]}});
-    node.proxier.upsert_service(&serde_json::from_value(service).unwrap(), node.now);
+    node.service("extra", json!({"clusterIP": "10.96.9.9"}));
     let report = node.pass();
     assert!(report.is_done() && !report.full, "{report:#?}");
     assert_eq!(kernel.writes().tables - before.tables, 1);
@@ -178,7 +154,7 @@ fn a_change_is_one_transaction_of_a_few_elements() {
         assert!(elements(&node.table(V4), set).contains("10.96.9.9 . tcp . 80"), "{set}");
     }
     let before = kernel.writes();
-    node.proxier.delete_service(&key, node.now);
+    node.no_service("extra");
     let report = node.pass();
     assert!(report.is_done() && !report.full, "{report:#?}");
     assert_eq!(kernel.writes().tables - before.tables, 1);
@@ -210,7 +186,7 @@ fn guards_come_before_and_go_after_what_they_guard() {
     let kernel = kernel();
     let mut node = serving(&kernel, RulesBy::Nftables);
     node.settles();
-    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    node.no_service("web-1");
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
     let report = node.pass();
     assert!(!report.is_done(), "{report:#?}");
@@ -260,11 +236,6 @@ fn what_others_change_is_repaired_and_told() {
     node.settles();
     let key: TableKey = V4.parse().unwrap();
     let whole = node.table(V4);
-    let commit = |change: &dyn Fn(&mut Transaction)| {
-        let mut transaction = Transaction::new();
-        change(&mut transaction);
-        kernel.nftables().commit(&transaction).unwrap();
-    };
     let set = |name: &str| {
         let snapshot = kernel.nftables().snapshot(&key).unwrap();
         let found = snapshot.sets.into_iter().find(|of| of.set.set.key.name.as_str() == name).unwrap();
@@ -273,56 +244,41 @@ fn what_others_change_is_repaired_and_told() {
     let drifts: [(&str, &dyn Fn()); 8] = [
         ("+ entry ip proxier-ipvs cluster-ip", &|| {
             let (set, elements) = set("cluster-ip");
-            commit(&|transaction| {
-                transaction.delete_elements(&set, [elements[0].clone()]);
-            });
+            commit(&kernel, |transaction| transaction.delete_elements(&set, [elements[0].clone()]));
         }),
         ("- entry ip proxier-ipvs node-port-tcp", &|| {
-            let (set, _) = set("node-port-tcp");
             let more = Element::new(ElementKey::Value(NftValue::port(7)));
-            commit(&|transaction| {
-                transaction.add_elements(&set, [more.clone()]);
-            });
+            commit(&kernel, |transaction| transaction.add_elements(&set("node-port-tcp").0, [more]));
         }),
         ("~ table ip proxier-ipvs chains source-ranges", &|| {
-            commit(&|transaction| {
-                transaction.flush_chain(&key.chain("source-ranges").unwrap());
-            });
+            commit(&kernel, |transaction| transaction.flush_chain(&key.chain("source-ranges").unwrap()));
         }),
         ("~ table ip proxier-ipvs made again", &|| {
-            commit(&|transaction| {
-                transaction.add_chain(Chain::regular(key.chain("theirs").unwrap()));
-            });
+            commit(&kernel, |transaction| transaction.add_chain(Chain::regular(key.chain("theirs").unwrap())));
         }),
         ("~ table ip proxier-ipvs made again", &|| {
             let mut other: Set = set("cluster-ip").0;
             other.key.name = "theirs".parse().unwrap();
-            commit(&|transaction| drop(transaction.add_set(other.clone())));
+            commit(&kernel, |transaction| {
+                transaction.add_set(other);
+                transaction
+            });
         }),
         // Sources of one address and port to another.
         ("~ table ip proxier-ipvs made again", &|| {
-            let (set, _) = set("load-balancer-source-cidr");
             let source = |port, source: [u8; 4]| {
                 let [host, source] = [[198, 51, 100, 1], source].map(|octets| IpAddr::from(octets).into());
                 NftValue::concat(&[host, NftValue::byte(6), NftValue::port(port), source]).unwrap()
             };
             let range = Element::range(source(1000, [10, 9, 0, 0]), source(1001, [10, 9, 0, 255]));
-            commit(&|transaction| {
-                transaction.add_elements(&set, [range.clone()]);
-            });
+            commit(&kernel, |transaction| transaction.add_elements(&set("load-balancer-source-cidr").0, [range]));
         }),
         ("~ table ip proxier-ipvs made again", &|| {
             let mut dormant = Table::new(key.clone());
             dormant.flags = TableFlags::DORMANT;
-            commit(&|transaction| {
-                transaction.add_table(dormant.clone());
-            });
+            commit(&kernel, |transaction| transaction.add_table(dormant));
         }),
-        ("+ table ip proxier-ipvs", &|| {
-            commit(&|transaction| {
-                transaction.delete_table(&key);
-            });
-        }),
+        ("+ table ip proxier-ipvs", &|| delete_table(&kernel, V4)),
     ];
     for (step, change) in drifts {
         change();
@@ -335,9 +291,7 @@ fn what_others_change_is_repaired_and_told() {
         assert!(again.drift.is_empty() && again.writes() == 0, "{step}: {again:#?}");
     }
     // A change that finds its table gone makes it again at once.
-    commit(&|transaction| {
-        transaction.delete_table(&key);
-    });
+    delete_table(&kernel, V4);
     node.serve_ranges(1, &["10.0.0.0/8"]);
     node.pass();
     let report = node.pass();
@@ -575,15 +529,14 @@ fn auto_keeps_what_serves() {
 
 #[test]
 fn the_configuration_names_it() {
-    let check = |rules: Value| {
-        let mut rejections = Vec::new();
-        let object = serde_json::from_value(json!({"ipvs": {"rules": rules}})).unwrap();
-        (Config::check(&object, &mut rejections).ipvs.rules, rejections.len())
+    let check = |rules: &str| {
+        let (config, rejections) = checked(json!({"ipvs": {"rules": rules}}));
+        (config.ipvs.rules, rejections.len())
     };
-    assert_eq!(check(json!("nftables")), (RulesBy::Nftables, 0));
-    assert_eq!(check(json!("iptables")), (RulesBy::Iptables, 0));
-    assert_eq!((check(json!("auto")), check(json!(""))), ((RulesBy::Auto, 0), (RulesBy::Auto, 0)));
-    assert_eq!(check(json!("nft")), (RulesBy::Auto, 1));
+    assert_eq!(check("nftables"), (RulesBy::Nftables, 0));
+    assert_eq!(check("iptables"), (RulesBy::Iptables, 0));
+    assert_eq!((check("auto"), check("")), ((RulesBy::Auto, 0), (RulesBy::Auto, 0)));
+    assert_eq!(check("nft"), (RulesBy::Auto, 1));
 }
 
 /// A node with a Service and another configuration.

@@ -7,17 +7,15 @@ use std::time::Duration;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::inspect::{differences, inspect, inspect_packet};
+use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
-use proxier_core::objects::ConfigObject;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::{Packet, Verdict};
-use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
 use crate::marks::{self, V4, chain, elements, flush_ruleset, foreign, make_foreign, marks, reals, servers};
-use crate::node::{self, Node, kernel};
+use crate::node::{self, Node, checked, kernel, writes};
 
 const BALANCER: &str = "198.51.100.1:80";
 const NODE_PORT: &str = "192.0.2.10:30001";
@@ -84,14 +82,13 @@ fn clients_outside_have_a_list_of_their_own() {
     );
     assert_eq!(chain(&kernel, "from-inside").len(), 2);
     assert_eq!(chain(&kernel, "output-split"), ["meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000"]);
-    // A second process changes nothing. Finding flows to forget counts as a write.
-    let writes = || kernel.writes().total() - kernel.writes().conntrack;
-    let before = writes();
+    // A second process changes nothing.
+    let before = writes(&kernel);
     let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     let report = node.pass();
     assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
-    assert_eq!(writes(), before, "{:?}", kernel.writes());
+    assert_eq!(writes(&kernel), before, "{:?}", kernel.writes());
 }
 
 #[test]
@@ -244,18 +241,9 @@ fn a_trace_says_what_becomes_of_packets() {
     node.publish(3, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
     node.settles();
     let trace = |source: &str, to: &str| {
-        let (proxier, to) = (&node.proxier, to.parse::<FrontendKey>().unwrap());
-        let source = source.parse().unwrap();
+        let (source, to) = (source.parse().unwrap(), to.parse::<FrontendKey>().unwrap());
         let packet = if source == to.address { Packet::from_node(source, to) } else { Packet::new(source, to) };
-        let known = (proxier.desired(), proxier.facts());
-        proxier_core::inspect::trace(
-            Kind::Ipvs,
-            proxier.store(),
-            known,
-            &packet,
-            modes::iptables::IptablesOptions::default(),
-        )
-        .verdict
+        node.traced(&packet).verdict
     };
     let (first, second) = (format!("TCP {BALANCER}"), "TCP 198.51.100.2:80");
     let text = |verdict: Verdict| verdict.to_string();
@@ -270,9 +258,7 @@ fn a_trace_says_what_becomes_of_packets() {
 #[test]
 fn impossible_settings_are_reported() {
     let check = |ipvs: Value| {
-        let object: ConfigObject = serde_json::from_value(json!({ "ipvs": ipvs })).unwrap();
-        let mut rejections = Vec::new();
-        let config = Config::check(&object, &mut rejections);
+        let (config, rejections) = checked(json!({ "ipvs": ipvs }));
         (config.splits_local(), rejections.into_iter().map(|of| of.field).collect::<Vec<_>>())
     };
     let on = |more: Value| {
@@ -364,20 +350,12 @@ fn why_a_service_is_not_split_is_told() {
     assert_eq!(unmarked(&node), [""; 0]);
 
     // Reasons are an annotation, and direct return.
-    let annotated = |node: &mut Node, number: u16, port: u16, name: &str, value: &str| {
-        node.publish(number, &json!({}), &["node-a"]);
-        let service = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}"), "annotations": {name: value}},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
-                "ports": [{"name": "p", "port": port}],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
-        });
-        node.proxier.upsert_service(&serde_json::from_value(service).unwrap(), node.now);
+    let annotated = |node: &mut Node, number: u16, port: u16, annotations: Value| {
+        let more = json!({"ports": [{"name": "p", "port": port}], "annotations": annotations});
+        node.publish(number, &more, &["node-a"]);
     };
-    annotated(&mut node, 3, 80, "proxier/persistence-seconds", "60");
-    annotated(&mut node, 4, 8080, "proxier/forwarding", "ipip");
+    annotated(&mut node, 3, 80, json!({"proxier/persistence-seconds": "60"}));
+    annotated(&mut node, 4, 8080, json!({"proxier/forwarding": "ipip"}));
     node.pass();
     let said = unmarked(&node);
     assert_eq!(said.len(), 2, "{said:?}");
@@ -389,7 +367,7 @@ fn why_a_service_is_not_split_is_told() {
         "Service demo/web-4: ipvs.markSplit not for TCP 198.51.100.4:8080: endpoints answer clients by themselves;";
     assert!(said[1].starts_with(expected), "{said:?}");
     for number in [3, 4] {
-        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+        node.no_service(&format!("web-{number}"));
     }
     node.pass();
     assert_eq!(unmarked(&node), [""; 0]);
@@ -412,7 +390,7 @@ fn marks_that_are_used_up_are_told() {
     assert_eq!(said.len(), 2, "{said:?}");
     assert!(said.iter().all(|line| line.contains("and 1 more: ipvs.markRange has no mark left;")), "{said:?}");
     for number in 1..=2 {
-        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+        node.no_service(&format!("web-{number}"));
     }
     for _ in 0..3 {
         node.full();
@@ -445,7 +423,7 @@ fn marks_are_known_without_their_table() {
     }
     // A Service goes before the loss is noticed, and the table cannot be written for a while.
     flush_ruleset(&kernel);
-    node.proxier.delete_service(&ObjectKey::new("demo", "web-2"), node.now);
+    node.no_service("web-2");
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
     for _ in 0..3 {
         node.pass();

@@ -12,7 +12,6 @@ use proxier_core::objects::ServiceObject;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
 use crate::node::{Node, kernel, service};
@@ -245,9 +244,8 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
     assert_eq!(world.pass_now().draining, 1);
     let key = "TCP 10.96.0.10:80".parse().unwrap();
     world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    world.proxier.request_full(world.now);
-    assert!(world.pass_now().is_done());
+    world.no_service("web");
+    assert!(world.full().is_done());
     world.run(Duration::from_secs(60));
     assert!(world.proxier.drains().unwrap().is_empty(), "{:?}", world.proxier.drains());
 }
@@ -263,8 +261,7 @@ fn an_address_that_another_interface_has_too_goes_with_its_service() {
     assert!(world.pass_now().is_done());
     assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 2);
     world.service("web", web());
-    world.proxier.request_full(world.now);
-    let report = world.pass_now();
+    let report = world.full();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 1);
 }
@@ -364,7 +361,7 @@ fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     let (entries, rules) = (guarded(&world), world.kernel.state().rules);
     assert!(entries >= 2, "{entries}");
     world.kernel.refuse(|operation| matches!(operation, Operation::DeleteVirtualServer(_)), PortErrorKind::Busy);
-    world.proxier.delete_service(&ObjectKey::new("demo", "lb-1"), world.now);
+    world.no_service("lb-1");
     assert!(world.pass_now().has_failed());
     assert!(servers(&world).contains("TCP 203.0.113.1:80"), "{}", servers(&world));
     assert_eq!(guarded(&world), entries);
@@ -390,7 +387,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     world.slice("web", &["10.244.0.1"]);
     world.service("new", json!({"clusterIP": "10.96.0.12"}));
     reports.extend(world.run(Duration::from_secs(1)));
-    world.proxier.delete_service(&ObjectKey::new("demo", "new"), world.now);
+    world.no_service("new");
     reports.extend(world.run(Duration::from_secs(110)));
     assert!(reports.iter().all(|report| !report.has_failed()), "{reports:#?}");
     assert!(reports.len() > 4, "it is tried again");
@@ -402,7 +399,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     // Pauses grow.
     assert!(full.len() < 12, "{}", full.len());
     // Only the refused object is left: the node can still serve.
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    world.no_service("web");
     assert!(world.run(Duration::from_secs(60)).iter().all(|report| !report.has_failed()));
     world.kernel.clear_faults();
     let last = world.run(Duration::from_secs(60)).pop().unwrap();

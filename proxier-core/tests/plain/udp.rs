@@ -16,7 +16,7 @@ use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::node::{Node, kernel, options_of};
 use crate::universe;
@@ -37,6 +37,10 @@ fn options((mode, by): (Kind, RulesBy)) -> Options {
     let mut options = options_of(mode);
     options.config.ipvs.rules = by;
     options
+}
+
+fn dns(address: &str) -> Value {
+    json!({"clusterIP": address, "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]})
 }
 
 /// The flows that the endpoints of all UDP Frontends get.
@@ -113,12 +117,9 @@ proptest! {
 fn each_family_has_its_flows_forgotten() {
     for way in WAYS {
         let mut node = Node::on(kernel(), options(way));
-        let (ips, families) = (json!(["10.96.0.10", "fd00::10"]), json!(["IPv4", "IPv6"]));
-        let ports = json!([{"name": "u", "port": 53, "protocol": "UDP"}]);
-        node.service(
-            "dns",
-            json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": families, "ports": ports}),
-        );
+        let mut both = dns("10.96.0.10");
+        (both["clusterIPs"], both["ipFamilies"]) = (json!(["10.96.0.10", "fd00::10"]), json!(["IPv4", "IPv6"]));
+        node.service("dns", both);
         node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
         node.slice("dns", &["fd44::1", "fd44::2"]);
         node.settles();
@@ -187,8 +188,7 @@ fn flows_at_localhost_end_with_the_node_ports_endpoints() {
 fn flows_stay_with_an_endpoint_that_gets_new_ones() {
     for way in WAYS {
         let mut node = Node::on(kernel(), options(way));
-        let ports = json!([{"name": "u", "port": 53, "protocol": "UDP"}]);
-        node.service("dns", json!({"clusterIP": "10.96.0.10", "ports": ports}));
+        node.service("dns", dns("10.96.0.10"));
         let slice = |number: u8| {
             let published = json!({"ready": true, "serving": false, "terminating": false});
             json!({"metadata": {"namespace": "demo", "name": "dns-1", "labels": {"kubernetes.io/service-name": "dns"}},
@@ -213,7 +213,7 @@ fn draining_endpoints_answer() {
     let mut options = options_of(Kind::Ipvs);
     options.ipvs.drain.protocols.insert(Protocol::Udp);
     let mut node = Node::on(kernel(), options);
-    node.service("dns", json!({"clusterIP": "10.96.0.10", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
+    node.service("dns", dns("10.96.0.10"));
     node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
     node.settles();
     let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
@@ -239,10 +239,7 @@ fn draining_endpoints_answer() {
 fn a_flow_from_before_the_first_endpoint_is_forgotten() {
     for way in WAYS {
         let mut node = Node::on(kernel(), options(way));
-        node.service(
-            "dns",
-            json!({"clusterIP": "10.96.0.10", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}),
-        );
+        node.service("dns", dns("10.96.0.10"));
         node.settles();
         let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
         node.kernel.add_flow(flow(to, to));
@@ -259,8 +256,7 @@ fn flows_of_what_the_safeguard_holds_go_on() {
         let mut node = Node::on(kernel(), options(way));
         let all: Vec<String> = (1..=20).map(|number| format!("dns-{number}")).collect();
         for (number, name) in (1..).zip(&all) {
-            let spec = json!({"clusterIP": format!("10.96.0.{number}"), "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
-            node.service(name, spec);
+            node.service(name, dns(&format!("10.96.0.{number}")));
             node.slice(name, &[&format!("10.244.0.{number}")]);
         }
         node.settles();

@@ -57,9 +57,7 @@ pub(crate) fn servers(kernel: &FakeKernel) -> BTreeMap<String, BTreeMap<String, 
 }
 
 /// The elements of a set or a map, out of the text of a table.
-pub(crate) fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
-    let tables = kernel.state().tables;
-    let Some(table) = tables.get(V4) else { return BTreeSet::new() };
+pub(crate) fn elements_of(table: &str, name: &str) -> BTreeSet<String> {
     let start = [format!("\tset {name} {{\n"), format!("\tmap {name} {{\n")];
     let text =
         start.iter().find_map(|start| table.split_once(&**start)).unwrap_or_else(|| panic!("no {name}: {table}")).1;
@@ -69,10 +67,20 @@ pub(crate) fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
     text.split_once('}').unwrap().0.split(',').map(words).filter(|one| !one.is_empty()).collect()
 }
 
-pub(crate) fn chain(kernel: &FakeKernel, name: &str) -> Vec<String> {
-    let table = kernel.state().tables[V4].clone();
-    let text = table.split_once(&format!("\tchain {name} {{\n")).unwrap().1.split_once("\t}").unwrap().0;
+/// The elements in the table of IPv4; none without the table.
+pub(crate) fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
+    kernel.state().tables.get(V4).map(|table| elements_of(table, name)).unwrap_or_default()
+}
+
+/// The rules of a chain, out of the text of a table.
+pub(crate) fn chain_of(table: &str, name: &str) -> Vec<String> {
+    let start = format!("\tchain {name} {{\n");
+    let text = table.split_once(&start).unwrap_or_else(|| panic!("no {name}: {table}")).1.split_once("\t}").unwrap().0;
     text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
+}
+
+pub(crate) fn chain(kernel: &FakeKernel, name: &str) -> Vec<String> {
+    chain_of(&kernel.state().tables[V4], name)
 }
 
 /// The marks by place, as the table records them: `198.51.100.1 . tcp . 80`.
