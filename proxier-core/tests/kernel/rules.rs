@@ -4,8 +4,8 @@
 use iptables::{Backend, Dump, Iptables, System, Transaction};
 use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::{Rules, cleanup};
-use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
+use proxier_core::ports::SetKey;
 use testkit::{Need, kernel_test, missing, oracle};
 
 use crate::rule_cases::{FOREIGN, JUMPS, cases, foreign_part, lines, older};

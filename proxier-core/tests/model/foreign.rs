@@ -9,8 +9,8 @@ use iptables::{Backend, Family, Invocation, Runner as _};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::config::NamePrefix;
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::ports::SetKey;
 use proxier_core::sketch::KernelState;
 
 use super::rules::our_rules;

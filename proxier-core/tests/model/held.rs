@@ -7,8 +7,8 @@ use ipvs::model::{VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proxier_core::config::NamePrefix;
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::ports::SetKey;
 use proxier_core::sketch::KernelState;
 
 /// State of a kernel as a whole, and its virtual servers, addresses of the dummy device, and sets.

@@ -7,8 +7,7 @@ use ipset::Element;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::sets::{NamedSet, SetKey};
-use proxier_core::ports::{Ipvs, ItemFailures, Links, Ports, Result, Sets};
+use proxier_core::ports::{Ipvs, ItemFailures, Links, NamedSet, Ports, Result, SetKey, Sets};
 use proxier_core::snapshot::HostAddresses;
 
 /// A write, and whether it was reported as done.

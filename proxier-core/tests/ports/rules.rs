@@ -2,9 +2,8 @@ use std::slice;
 
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
-use proxier_core::ports::{PortError, PortErrorKind};
+use proxier_core::ports::{NamedSet, PortError, PortErrorKind, SetKey, SetKind};
 
 use super::sets::service;
 use super::{FAMILIES, World};

@@ -2,9 +2,8 @@ use std::collections::BTreeSet;
 
 use ipset::{Element, IpSpan, PortRange, Ports, Protocol};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{NamedSet, PortErrorKind, SetKey, SetKind};
 
 use super::{FAMILIES, World, ip, kinds};
 

@@ -7,7 +7,6 @@ use crate::config::{Config, Families, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading;
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Index;
 use crate::modes::ipvs::{guards, rules};
 use crate::modes::shared::chains::Removal;
@@ -17,7 +16,7 @@ use crate::net::FrontendKey;
 use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Names};
-use crate::ports::{PortErrorKind, Ports, RouteOwner};
+use crate::ports::{PortErrorKind, Ports, RouteOwner, SetKey};
 use crate::service::Desired;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, except the kept chains, and nothing

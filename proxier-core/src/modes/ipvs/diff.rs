@@ -14,11 +14,11 @@ use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::lower::Server;
 use crate::modes::ipvs::observed::{Observed, entry_of};
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::{Changed, Wanted};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::step::Action;
+use crate::ports::{SetKey, SetKind};
 use crate::safeguard::{Kernel, Loss};
 use crate::snapshot::{ObjectKey, is_usable_by_service};
 

@@ -9,10 +9,9 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
-use super::sets::{SetKey, SetKind};
 use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::ports::place_of;
+use crate::ports::{SetKey, SetKind, place_of};
 use crate::service::{Compiled, Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 

@@ -27,10 +27,6 @@ mod insides {
     pub mod reading;
     pub mod rules;
     pub(super) mod split;
-    /// The sets that rules refer to.
-    pub mod sets {
-        pub use crate::ports::{NamedSet, SetKey, SetKind};
-    }
     pub(super) mod state;
     pub mod wanted;
 }

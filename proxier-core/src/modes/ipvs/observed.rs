@@ -9,11 +9,10 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
 use crate::modes::ipvs::lower::Server;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
-use crate::ports::place_of;
+use crate::ports::{SetKey, SetKind, place_of};
 
 /// The entries of sets that exist.
 pub type Contents = BTreeMap<SetKey, BTreeSet<Element>>;

@@ -13,11 +13,10 @@ use crate::config::KernelNames;
 use crate::modes::Work;
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, Inputs, RuleChanges};
-use crate::modes::ipvs::sets::SetKey;
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::{Operation, SetIn, Whole};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{LocalRoute, RouteOwner};
+use crate::ports::{LocalRoute, RouteOwner, SetKey};
 
 /// The plan of a pass: operations, stage by stage. A value; nothing happens before it is carried out.
 ///
@@ -272,7 +271,7 @@ mod tests {
     use ipset::IpSpan;
 
     use super::*;
-    use crate::modes::ipvs::sets::SetKind;
+    use crate::ports::SetKind;
 
     /// If something is added the device is first, and the sets are in order; if something is deleted it is the other
     /// way round.

@@ -33,10 +33,9 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::VirtualServerKey;
 
 use crate::config::MarkRange;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey};
 pub(super) use crate::ports::recorded;
-use crate::ports::{frontend_at, place_of};
+use crate::ports::{SetKey, SetKind, frontend_at, place_of};
 
 /// Marks of Frontends. A Frontend keeps its mark for as long as the kernel has it, split or not.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use proxier_core::config::NamePrefix;
 use proxier_core::kernel::{Changes, Monitor, Presence};
-use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::{Family, Network};
-use proxier_core::ports::{LocalRoute, PortErrorKind, RouteOwner};
+use proxier_core::ports::{LocalRoute, NamedSet, PortErrorKind, RouteOwner, SetKey, SetKind};
 use testkit::{Need, kernel_test};
 
 use super::{Kernel, run, wait_until_local};

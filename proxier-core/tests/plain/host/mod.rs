@@ -6,8 +6,8 @@ use std::time::Duration;
 use iptables::fake::FakeHost;
 use iptables::{Backend, Dump, Invocation, Runner as _};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
+use proxier_core::ports::SetKey;
 
 pub(crate) struct Host {
     host: FakeHost,

@@ -12,9 +12,8 @@ use ipvs::{Operation, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::config::NamePrefix;
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::RulesPort;
-use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
-use proxier_core::ports::{PortErrorKind, Rules as _};
+use proxier_core::ports::{NamedSet, PortErrorKind, Rules as _, SetKey, SetKind};
 
 use crate::ports::sets::service;
 use crate::ports::{World as _, ips, kinds};

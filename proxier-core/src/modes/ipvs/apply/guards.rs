@@ -10,12 +10,11 @@ use super::{Run, not_without_set, skipped};
 use crate::modes::ipvs::guards::TableChange;
 use crate::modes::ipvs::guards::nft::{Entries, write};
 use crate::modes::ipvs::plan::{Phase, RulesChange, Stage};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::Family;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Lack;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Result, Rules, Tables};
+use crate::ports::{PortError, PortErrorKind, Result, Rules, SetKey, SetKind, Tables};
 
 impl<'a> Run<'a, '_> {
     /// Creates and repairs tables, and adds or deletes their entries, in one transaction per family.

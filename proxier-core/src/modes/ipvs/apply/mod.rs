@@ -17,7 +17,6 @@ use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::rules::Capabilities;
-use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
@@ -26,7 +25,9 @@ use crate::plan::execute::{call, next_call};
 use crate::plan::operation::{Operation, SetIn, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part};
-use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Result, Sets};
+use crate::ports::{
+    ItemFailure, ItemFailures, LocalRoute, NamedSet, PortError, PortErrorKind, Ports, Result, SetKey, SetKind, Sets,
+};
 use crate::service::Desired;
 use crate::snapshot::is_usable_by_service;
 use crate::time::Moment;

@@ -10,11 +10,10 @@ use ipvs::{Operation, RealServer, Subject, VirtualServer, VirtualServerKey};
 use super::{Run, not_without_virtual_server, skipped};
 use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::plan::operation::{Operation as PlanOperation, items};
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, SetKey, SetKind};
 use crate::service::Frontend;
 
 impl Run<'_, '_> {

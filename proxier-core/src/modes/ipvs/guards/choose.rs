@@ -6,11 +6,10 @@ use iptables::TableName;
 
 use super::nft;
 use crate::config::{Config, RulesBy};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::nft::{is_ours, may_have_iptables};
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Ports, Result};
+use crate::ports::{PortError, PortErrorKind, Ports, Result, SetKey, SetKind};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 

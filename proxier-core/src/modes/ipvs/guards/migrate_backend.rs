@@ -10,12 +10,11 @@ use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::observed::{Contents, Observed};
 use crate::modes::ipvs::plan::Plan;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::Network;
 use crate::plan::report::Unread;
 use crate::plan::step::Action;
-use crate::ports::{PortErrorKind, Sets, Tables};
+use crate::ports::{PortErrorKind, SetKey, SetKind, Sets, Tables};
 
 /// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel
 /// does not have count as empty.

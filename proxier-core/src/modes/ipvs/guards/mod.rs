@@ -2,7 +2,7 @@
 //!
 //! | | entries | rules |
 //! |---|---|---|
-//! | `programs` | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
+//! | `programs` | ipsets ([`SetKind`](crate::ports::SetKind)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
 //! | `nft` | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
 //! Both have the same entries, the same effect on packets, and the same order of a plan. They differ in how these are
@@ -28,12 +28,11 @@ use crate::backoff::RulesRetry;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::observed::Contents;
 use crate::modes::ipvs::rules::{Capabilities, Inputs};
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::by_default::{Known, drops_in_nft};
 use crate::modes::shared::nft::{base_chains, is_of_iptables};
 use crate::net::{Family, Network};
 use crate::plan::report::Unread;
-use crate::ports::{Ports, Sets};
+use crate::ports::{Ports, SetKey, Sets};
 
 #[derive(Debug)]
 pub(crate) enum Guards {

@@ -6,9 +6,8 @@ use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
 use crate::modes::ipvs::guards::read_ipsets;
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Recorded;
-use crate::ports::{ItemFailures, Result};
+use crate::ports::{ItemFailures, Result, SetKey};
 use crate::service::Indexed;
 
 /// Virtual servers in the kernel, and those that a disturbed read returns.
@@ -64,7 +63,7 @@ impl Ipvs for Kernel {
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };
-    let set = SetKey::new(crate::net::Family::V4, crate::modes::ipvs::sets::SetKind::NodePortServed);
+    let set = SetKey::new(crate::net::Family::V4, crate::ports::SetKind::NodePortServed);
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let (host, config) = (HostAddresses::default(), Config::default());
     let mut fake = crate::fake::FakeKernel::new();

@@ -8,10 +8,10 @@ use ipvs::VirtualServerKey;
 use crate::config::{MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::networks::PodTraffic;
 use crate::net::{Family, Network};
+use crate::ports::{SetKey, SetKind};
 use crate::service::{Frontend, NodeFacts};
 
 /// Capabilities of iptables and the kernel that some rules need. Default: all.

@@ -5,10 +5,10 @@ use iptables::{Error, Rule, RuleBuilder};
 use ipvs::VirtualServerKey;
 
 use super::{Inputs, names};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::chains::{accept_forwarded, mark, masquerade};
 use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
+use crate::ports::{SetKey, SetKind};
 
 /// A rule, unless it is about a set that has no entries or may be missing.
 type Row = Option<RuleBuilder>;

@@ -11,13 +11,12 @@ use nftables::{Chain, Rule, TableKey};
 use super::contents::{TableContents, encode, read};
 use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::table::{
     self, ChainRules, Changes, Fate, LabelledTransaction, Layout as _, WriteOutcome, write_layout,
 };
 use crate::plan::operation::Whole;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortErrorKind, Tables};
+use crate::ports::{PortErrorKind, SetKey, SetKind, Tables};
 
 /// Changes of a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]

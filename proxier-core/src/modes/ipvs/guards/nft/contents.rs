@@ -8,13 +8,12 @@ use nftables::{Element as NftElement, ElementData, ElementKey, TableKey, TableSn
 use super::layout::Layout;
 use crate::config::Config;
 use crate::modes::ipvs::observed::Contents;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::{address, is_ours, leading_frontend};
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
 use crate::plan::report::Unread;
-use crate::ports::{PortErrorKind, Result, Tables, place_of};
+use crate::ports::{PortErrorKind, Result, SetKey, SetKind, Tables, place_of};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableContents {

@@ -14,7 +14,6 @@ use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::{Contents, Observed, records};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{self, is_ours, remove_table};
@@ -23,7 +22,7 @@ use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Step};
-use crate::ports::{PortErrorKind, Result, Tables as TablesPort};
+use crate::ports::{PortErrorKind, Result, SetKey, SetKind, Tables as TablesPort};
 use crate::service::NodeFacts;
 
 pub use change::TableChange;
