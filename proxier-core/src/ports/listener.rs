@@ -103,7 +103,6 @@ impl Listener {
 
 /// Settings of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 #[doc(hidden)]
 pub struct Settings {
     /// This host's own addresses. Clients with such an address are this node.

@@ -34,7 +34,6 @@ use crate::snapshot::is_usable_by_service;
 
 /// Networks that must be local without any address being bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Routes {
     /// Whether addresses are bound by routes at all; otherwise there are none.
     pub is_on: bool,

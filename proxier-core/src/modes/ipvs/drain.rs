@@ -56,7 +56,6 @@ impl Policy {
 
 /// The result of checking the draining real servers of a virtual server. Each list is sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Verdicts {
     /// Real servers that may be deleted now: without connections, or past their deadline. They are returned at later
     /// checks too, until [`Drains::forget`] is called.

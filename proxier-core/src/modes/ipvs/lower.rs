@@ -81,7 +81,6 @@ pub struct RealServers {
 
 /// A virtual server without its key: as it is desired, or as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Server {
     pub config: VirtualServerConfig,
     /// Its real servers. In the kernel they share their list with the desired ones if both are equal.

@@ -22,7 +22,6 @@ pub type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 /// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing, so a failed read
 /// must not end up here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Observed {
     pub virtual_servers: BTreeMap<VirtualServerKey, Server>,
     pub addresses: BTreeSet<IpAddr>,

@@ -29,7 +29,6 @@ use crate::ports::{LocalRoute, RouteOwner, SetKey};
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct Plan {
     /// The names of its objects.
     pub names: Arc<KernelNames>,
@@ -58,7 +57,6 @@ pub struct Plan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub enum Phase {
     /// Device, timeouts, sets, tables, entries; virtual servers of marks.
     Prepare,
@@ -92,7 +90,6 @@ impl Phase {
 
 /// The operations of a phase, in the order of the fields. The [`Phase`] decides whether something is added or deleted.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct Stage {
     /// The dummy device. It is deleted last, once it has no addresses because routes bind them.
     pub device: bool,
@@ -148,7 +145,6 @@ impl Stage {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct RulesChange {
     pub family: Family,
     /// Changes of the proxy's chains and jumps only.

@@ -51,7 +51,6 @@ pub struct Index {
 ///
 /// An object that an update left unchanged is not in here, even if its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Changed {
     /// Virtual servers that are new, removed, or have another configuration or other real servers. One that several
     /// Services claim may be in here unchanged when more than one of them was refreshed at once.

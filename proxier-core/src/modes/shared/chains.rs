@@ -260,15 +260,15 @@ pub(crate) trait OwnChains {
 
 /// A rule of a built-in chain that jumps to a chain of this proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnJump {
+pub(crate) struct OwnJump {
     /// The table.
-    pub table: TableName,
+    pub(crate) table: TableName,
     /// The built-in chain.
-    pub from: ChainName,
+    pub(crate) from: ChainName,
     /// The rule.
-    pub rule: Rule,
+    pub(crate) rule: Rule,
     /// Its place among the other rules does not matter.
-    pub is_anywhere: bool,
+    pub(crate) is_anywhere: bool,
 }
 
 /// A comparison of desired chains with those that are there. What differs goes into a transaction.

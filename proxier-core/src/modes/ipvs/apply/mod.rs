@@ -34,7 +34,6 @@ use crate::time::Moment;
 
 /// Effects of carrying out a plan that only IPVS mode needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Effects {
     /// Families whose rules or tables could not be written or were not tried, with the kind of error.
     pub unwritten: BTreeMap<Family, PortErrorKind>,

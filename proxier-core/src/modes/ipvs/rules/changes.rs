@@ -122,7 +122,7 @@ pub(super) fn compare(desired: Option<&Rules>, ours: Ours<'_>, observed: &Dump) 
             comparison.chain(&table, chain.clone());
         }
     }
-    comparison.jumps(desired.map_or(&[][..], Rules::jumps));
+    comparison.jumps(desired.map_or(&[][..], |rules| &rules.jumps));
     comparison.remove_others();
     Ok(RuleChanges::new(comparison.transaction, observed))
 }

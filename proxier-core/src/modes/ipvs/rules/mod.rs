@@ -37,6 +37,7 @@ mod tables;
 use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 
 use crate::config::NamePrefix;
+use crate::modes::shared::chains::OwnJump;
 use crate::modes::shared::cleaned::IsKept;
 use crate::ports::Result;
 use changes::Ours;
@@ -45,12 +46,11 @@ pub use changes::RuleChanges;
 pub use inputs::{Capabilities, Inputs};
 pub(crate) use names::is_ours as has_chain;
 
-pub use crate::modes::shared::chains::OwnJump;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     prefix: NamePrefix,
     chains: [(TableName, Vec<Chain>); 2],
+    /// The jumps from built-in chains, by table and chain, in the order of their rules.
     jumps: Vec<OwnJump>,
 }
 
@@ -84,11 +84,6 @@ impl Rules {
     /// and filter.
     pub fn chains(&self, table: &TableName) -> &[Chain] {
         self.chains.iter().find(|(of, _)| of == table).map_or(&[], |(_, chains)| chains)
-    }
-
-    /// The jumps from built-in chains, by table and chain, in the order of their rules.
-    pub fn jumps(&self) -> &[OwnJump] {
-        &self.jumps
     }
 
     /// The changes after which the kernel has these rules; empty if it already does. The sets must exist before the

@@ -20,7 +20,6 @@ use crate::ports::{PortErrorKind, SetKey, SetKind, Tables};
 
 /// Changes of a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct TableChange {
     pub layout: Arc<Layout>,
     pub fate: Fate,
