@@ -69,23 +69,6 @@ pub struct IpvsConfig {
     pub mark_split: bool,
     /// The firewall marks for it.
     pub mark_range: MarkRange,
-    /// Whether the kernel only gets what each Frontend needs, for agents that provide Frontends. Default no: as in
-    /// kube-proxy, all sets and chains exist from the first pass. If yes, with iptables rules:
-    ///
-    /// * A set is created for its first entry, chains and jumps for the first entry of any set. No rule refers to an
-    ///   empty set. Chains and jumps are removed with the last entry; empty sets stay.
-    /// * A Frontend whose endpoints reply to clients directly
-    ///   ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no entry. Exceptions: it has source
-    ///   ranges, or an interface of this host has its address. Its address then marks its virtual server as created by
-    ///   this proxy. No rule blocks clients from other listeners on all addresses of this host. Use an address only for
-    ///   such Frontends: with entries of others at the same address, virtual servers of an earlier process there would
-    ///   not be recognised.
-    /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other IPVS
-    ///   values once there is one. Values requested by [`HostSettings`](crate::modes::HostSettings) are always set.
-    ///
-    /// Rules are still read, since an earlier process may have left some. With an nf_tables table
-    /// ([`RulesBy::Nftables`]) this has no effect on entries and the table.
-    pub only_what_is_needed: bool,
 }
 
 impl Default for IpvsConfig {
@@ -100,7 +83,6 @@ impl Default for IpvsConfig {
             rules: RulesBy::Auto,
             mark_split: false,
             mark_range: MarkRange::default(),
-            only_what_is_needed: false,
         }
     }
 }

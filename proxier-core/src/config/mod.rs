@@ -197,11 +197,6 @@ impl Config {
         self.ipvs.mark_split && self.ipvs.rules == RulesBy::Nftables
     }
 
-    /// Whether sets, entries and rules are created only where needed ([`IpvsConfig::only_what_is_needed`]).
-    pub(crate) fn makes_only_needed_rules(&self) -> bool {
-        self.ipvs.only_what_is_needed && self.ipvs.rules != RulesBy::Nftables
-    }
-
     /// Whether IPVS mode binds addresses by routes. Unlike names, routes do not distinguish proxies, so a proxy with
     /// [names](KernelNames) other than kube-proxy's binds addresses.
     pub fn binds_by_routes(&self) -> bool {

@@ -1,15 +1,13 @@
 //! Frontends that an agent asks for by itself, on a kernel in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iptables::TableName;
-use ipvs::model::ForwardingMethod;
 use proptest::prelude::*;
-use proxier_core::engine::{Options, Reconciler};
+use proxier_core::engine::Options;
 use proxier_core::modes::Kind;
-use proxier_core::net::{EndpointKey, Family, FrontendKey};
+use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::plan::report::Report;
 use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
@@ -275,67 +273,6 @@ fn what_cannot_be_served_is_left_out_and_named() {
     assert_eq!(agent.rejections(), Vec::<String>::new());
 }
 
-/// Existing sets, by name, and names of own chains in both families.
-fn sets_and_chains(agent: &mut Node) -> (Vec<String>, Vec<String>) {
-    let sets = agent.kernel.ipset().unwrap().list_names().unwrap();
-    let mut chains = BTreeSet::new();
-    for family in Family::ALL {
-        let dump = agent.kernel.ports().rules.dump(family).unwrap();
-        let all = [TableName::NAT, TableName::FILTER].into_iter().filter_map(|table| dump.table(&table));
-        let all = all.flat_map(iptables::Table::chains).filter_map(|chain| chain.name.as_str().strip_prefix("KUBE-"));
-        chains.extend(all.map(str::to_owned));
-    }
-    (sets.iter().map(ToString::to_string).collect(), chains.into_iter().collect())
-}
-
-#[test]
-fn only_what_is_needed_is_made() {
-    let mut options = Options::default();
-    options.config.ipvs.only_what_is_needed = true;
-    let mut agent = agent(options.clone());
-    let forwarding = ["net/ipv4/ip_forward", "net/ipv4/vs/conntrack"];
-    for path in forwarding {
-        agent.kernel.set_sysctl(path, Some("0"));
-    }
-    let forwards = |agent: &mut Node| forwarding.map(|path| agent.kernel.ports().sysctls.get(path).unwrap());
-    settles(&mut agent);
-    assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]), "nothing is served");
-    // Endpoints answer by themselves.
-    let mut direct = spec("TCP 203.0.113.7:80", &["192.0.2.77:80"]);
-    direct.roles = Roles::EXTERNAL_IP;
-    let mut balancing = Balancing::default();
-    balancing.forwarding = Some(ForwardingMethod::DirectRoute);
-    direct.balancing = Some(Arc::new(balancing));
-    agent.asks("direct", &[direct.clone()]);
-    settles(&mut agent);
-    assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
-    assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]));
-    assert_eq!(forwards(&mut agent), ["0", "0"]);
-    agent.proxier.request_full(agent.now);
-    assert!(settles(&mut agent).drift.is_empty());
-    assert_eq!((sets_and_chains(&mut agent), forwards(&mut agent)), ((vec![], vec![]), ["0".into(), "0".into()]));
-    // A masqueraded one comes, without a full pass.
-    agent.asks("web", &[spec("TCP 10.96.0.10:80", &["10.244.1.7:80"])]);
-    let report = settles(&mut agent);
-    assert!(!report.full, "{report:#?}");
-    let (sets, chains) = sets_and_chains(&mut agent);
-    assert_eq!(sets, ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"], "of IPv4 only");
-    assert!(chains.contains(&"SERVICES".to_owned()), "{chains:?}");
-    assert_eq!(forwards(&mut agent), ["1", "1"]);
-    // The masqueraded Frontend goes, and its chains go.
-    agent.proxier.delete_frontends(&name("web"), agent.now);
-    settles(&mut agent);
-    assert_eq!(sets_and_chains(&mut agent).1, Vec::<String>::new());
-    assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
-    // A process that finds an unwanted directly routed virtual server recognises it by its address.
-    agent.proxier = Reconciler::new("node-a", options, agent.now);
-    agent.proxier.start(agent.now);
-    direct.key = "TCP 203.0.113.8:80".parse().unwrap();
-    agent.asks("other", &[direct]);
-    settles(&mut agent);
-    assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
-}
-
 /// The scheduler `rr` divides among all alike, whatever their weights.
 #[test]
 fn weights_have_a_scheduler_that_knows_them() {
@@ -361,34 +298,4 @@ fn weights_have_a_scheduler_that_knows_them() {
     serve(&web, &["-A -t 10.96.0.1:80 -s rr"]);
     (web.balancing, web.weights) = (None, Vec::new());
     serve(&web, &["-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.0.0.2:8080 -m -w 1"]);
-}
-
-/// Frontends whose endpoints answer clients by themselves have entries only for rules that need them.
-#[test]
-fn what_answers_by_itself_has_entries_where_they_are_needed() {
-    let sets = |change: fn(&mut FrontendSpec), elsewhere: bool| {
-        let mut options = Options::default();
-        options.config.ipvs.only_what_is_needed = true;
-        let mut agent = agent(options);
-        if elsewhere {
-            agent.kernel.set_interface("eth9", &["203.0.113.7".parse().unwrap()]);
-        }
-        let mut direct = spec("TCP 203.0.113.7:80", &["192.0.2.77:80"]);
-        direct.roles = Roles::LOAD_BALANCER;
-        let mut balancing = Balancing::default();
-        balancing.forwarding = Some(ForwardingMethod::DirectRoute);
-        direct.balancing = Some(Arc::new(balancing));
-        change(&mut direct);
-        agent.asks("direct", &[direct]);
-        settles(&mut agent);
-        sets_and_chains(&mut agent).0
-    };
-    assert_eq!(sets(|_| (), false), [""; 0]);
-    let guarded = sets(|of| of.source_ranges = Some(vec!["198.51.100.0/24".parse().unwrap()]), false);
-    assert!(guarded.contains(&"KUBE-LOAD-BALANCER-FW".to_owned()), "{guarded:?}");
-    let unbound = sets(|_| (), true);
-    assert!(
-        unbound.contains(&"KUBE-LOAD-BALANCER".to_owned()),
-        "nothing but its entries shows that it is ours: {unbound:?}"
-    );
 }

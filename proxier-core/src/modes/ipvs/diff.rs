@@ -89,9 +89,7 @@ impl Diff<'_> {
                 Some(there) if there.iter().eq(wanted.entries(set)) => {}
                 Some(there) => there.iter().chain(wanted.entries(set)).for_each(|element| self.entry(set, element)),
                 None => {
-                    if !config.makes_only_needed_rules() || wanted.entries(set).next().is_some() {
-                        self.plan.stage(Phase::Prepare).sets.insert(set);
-                    }
+                    self.plan.stage(Phase::Prepare).sets.insert(set);
                     wanted.entries(set).for_each(|element| self.plan.entry(Action::Add, set, element.clone()));
                 }
             }

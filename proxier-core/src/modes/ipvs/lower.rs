@@ -172,11 +172,9 @@ pub(crate) fn span(network: Network) -> IpSpan {
     IpSpan::network(network.addr(), network.prefix_len()).unwrap_or_else(|_| IpSpan::host(network.addr()))
 }
 
-/// A Service's entries that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a
-/// Frontend has entries.
-pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
-    let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
-    let hairpins = compiled.extras().hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
+/// A Service's entries that belong to no Frontend: hairpins and the health check.
+pub(super) fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
+    let hairpins = compiled.extras().hairpins.iter().map(|(protocol, endpoint)| {
         let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
         let host = IpSpan::host(endpoint.address);
         (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
@@ -185,12 +183,6 @@ pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSe
     let open_in = compiled.extras().health_check_open_in.iter();
     let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
     hairpins.chain(checks).collect()
-}
-
-/// Whether entries masquerade, guard, or record a Frontend as this proxy's. Otherwise its bound address records that.
-pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
-    let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
-    !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
 }
 
 /// A Frontend's entries in the sets. An nf_tables table accepts no overlapping networks, and has a set of those that

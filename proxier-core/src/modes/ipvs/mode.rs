@@ -19,7 +19,6 @@ use super::state::{Mode, Servers};
 use super::wanted::{Changed, EVERYTHING};
 use crate::backoff::RulesRetry;
 use crate::config::{Binding, Config, Families};
-use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan as PassPlan, Reading, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
@@ -281,16 +280,6 @@ impl modes::Mode for Mode {
         self.recorded.index.settle_marks(desired, &observed);
         self.observed = Some(observed);
         Ok(())
-    }
-
-    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::WantedValue> {
-        if !pass.config().ipvs.only_what_is_needed {
-            return if pass.full { sysctls::wanted(pass.settings, release) } else { Vec::new() };
-        }
-        let needed = reading::needs_sysctls(self, pass);
-        needed.map_or_else(Vec::new, |(serves, is_masqueraded)| {
-            sysctls::needed(pass.settings, release, serves, is_masqueraded)
-        })
     }
 
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<PassPlan> {

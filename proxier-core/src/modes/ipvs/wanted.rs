@@ -12,7 +12,7 @@ use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
-use super::lower::{Server, entries_of_mark, exposure, frontend_entries, needs_entries, real_servers, service_entries};
+use super::lower::{Server, entries_of_mark, exposure, frontend_entries, real_servers, service_entries};
 use super::observed::Observed;
 use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
@@ -39,8 +39,6 @@ pub struct Index {
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     barred: BTreeSet<VirtualServerKey>,
     by_table: bool,
-    /// Whether Frontends that need no entry have none.
-    only_needed: bool,
     /// Whether Frontends are split where possible ([`split`]).
     splits: bool,
     pub(super) marks: Marks,
@@ -90,8 +88,7 @@ impl Recorded {
 impl FrontendObserver for Recorded {
     /// Applies a change of a Service's entries that belong to no Frontend.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        let entries = |compiled: &Compiled| service_entries(compiled, self.index.only_needed);
-        let [before, after] = [before, after].map(|of| of.map(entries).unwrap_or_default());
+        let [before, after] = [before, after].map(|of| of.map(service_entries).unwrap_or_default());
         after.difference(&before).cloned().for_each(|entry| self.entry(entry, true));
         before.difference(&after).cloned().for_each(|entry| self.entry(entry, false));
     }
@@ -136,7 +133,8 @@ impl FrontendObserver for Recorded {
             if frontend.is_elsewhere() && count(&mut index.elsewhere, &address, adds) && !is_all {
                 toggle(&mut changed.elsewhere, address);
             }
-            self.index.entries_of(frontend, mark).into_iter().for_each(|entry| self.entry(entry, adds));
+            let entries = frontend_entries(frontend, self.index.by_table, mark);
+            entries.into_iter().for_each(|entry| self.entry(entry, adds));
         }
     }
 }
@@ -151,7 +149,6 @@ impl Index {
             sets: BTreeMap::new(),
             barred: BTreeSet::new(),
             by_table: config.ipvs.rules == RulesBy::Nftables,
-            only_needed: config.makes_only_needed_rules(),
             splits: config.splits_local(),
             marks: Marks::new(config.ipvs.mark_range),
             unmarked: BTreeSet::new(),
@@ -191,13 +188,6 @@ impl Index {
             }
             self.note_unmarked(&frontend.key, Some(frontend));
         }
-    }
-
-    fn entries_of(&self, frontend: &Frontend, mark: Option<VirtualServerKey>) -> Vec<(SetKey, Element)> {
-        if self.only_needed && !needs_entries(frontend) {
-            return Vec::new();
-        }
-        frontend_entries(frontend, self.by_table, mark)
     }
 
     /// Counts or uncounts an entry. Returns whether it is the first, or was the last.

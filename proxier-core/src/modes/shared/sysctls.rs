@@ -75,18 +75,6 @@ pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue>
     all
 }
 
-/// The values that are needed if there are Frontends of IPVS: all if any `is_masqueraded`. What the operator requests
-/// is always needed.
-pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<WantedValue> {
-    let mut all = wanted(settings, release);
-    all.retain(|wanted| match wanted.path {
-        IP_FORWARD | VS_CONNTRACK | VS_CONN_REUSE_MODE => is_masqueraded,
-        path if path.starts_with("net/ipv4/vs/") => serves,
-        _ => true,
-    });
-    all
-}
-
 /// Whether connection tracking treats packets outside a connection's window as valid, because any program or this pass
 /// set it so. A value that cannot be read counts as the kernel's default.
 pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls) -> bool {

@@ -161,18 +161,6 @@ pub(super) fn read_rest(
     draining
 }
 
-/// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, otherwise of those that changed.
-/// `None`: no changed one exists.
-pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
-    let (wanted, changed) = (mode.wanted(pass.desired), &mode.recorded.changed);
-    let is_all = pass.full || changed.is_all;
-    let all = is_all.then(|| pass.desired.frontends()).into_iter().flatten();
-    let changed = changed.virtual_servers.iter().filter(|_| !is_all).filter_map(|key| wanted.frontend(key));
-    let mut frontends = all.chain(changed).peekable();
-    let serves = frontends.peek().is_some();
-    (is_all || serves).then(|| (serves, frontends.any(|frontend| !frontend.returns_directly)))
-}
-
 /// The required inputs of a family's rules while what the plan does not delete stays, if chain INPUT drops by default
 /// as tracked.
 pub(super) fn inputs(mode: &Mode, programs: &Programs, pass: Pass<'_>, family: Family, plan: &Plan) -> rules::Inputs {

@@ -80,8 +80,6 @@ pub struct Inputs {
     pub by_routes: bool,
     /// Networks that are local as a whole, in which only Services may answer.
     pub guarded_networks: BTreeSet<Network>,
-    /// Whether chains are created, and sets named, only if sets have entries.
-    pub only_needed: bool,
     /// Chain INPUT of table filter drops what nothing accepts, by its policy or its last rule. Rules then accept
     /// traffic of Services, which arrives there before IPVS sees it.
     pub input_drops: bool,
@@ -90,12 +88,11 @@ pub struct Inputs {
 impl Inputs {
     pub fn new(family: Family, wanted: &Wanted<'_>, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(&|address| wanted.has_address(address), facts);
-        let only_needed = facts.config().makes_only_needed_rules();
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
             prefix: facts.config().names.prefix,
-            filled: of_family.filter(|kind| decides(*kind, only_needed)).collect(),
+            filled: of_family.filter(|kind| decides(*kind)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             masquerade_all: facts.config().masquerade_all,
             pods: PodTraffic::from_facts(facts, family),
@@ -103,7 +100,6 @@ impl Inputs {
             capabilities,
             by_routes: routes.is_on,
             guarded_networks: routes.whole.into_iter().filter(|of| Family::of(of.addr()) == family).collect(),
-            only_needed,
             input_drops: false,
         }
     }
@@ -120,10 +116,10 @@ impl Inputs {
         deleted: impl Iterator<Item = (SetKey, &'a Element)>,
         observed: &Observed,
     ) {
-        let (family, only_needed) = (self.family, self.only_needed);
+        let family = self.family;
         let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).collect();
         let stays = |set: &SetKey, count: usize| count > deleted.iter().filter(|(of, _)| of == set).count();
-        let decide = |set: &SetKey| set.family == family && decides(set.kind, only_needed);
+        let decide = |set: &SetKey| set.family == family && decides(set.kind);
         let sets = observed.sets.iter().filter(|(set, entries)| decide(set) && stays(set, entries.len()));
         self.filled.extend(sets.map(|(set, _)| set.kind));
         self.barred.extend(unwanted.into_iter().filter(|key| {
@@ -139,15 +135,6 @@ impl Inputs {
 
     pub(super) fn chain(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
-    }
-
-    /// Whether a rule may name a set: it has entries, or exists without.
-    pub(super) fn has_set(&self, kind: SetKind) -> bool {
-        !self.only_needed || self.filled.contains(&kind)
-    }
-
-    pub(super) fn has_chains(&self) -> bool {
-        !self.only_needed || !self.filled.is_empty() || !self.guarded_networks.is_empty()
     }
 
     /// Whether these rules are those of `before` with some removed: sets that lost their last entry, load balancers
@@ -186,12 +173,8 @@ impl Inputs {
 }
 
 /// Whether rules are added with the set's first entry and removed with its last.
-fn decides(kind: SetKind, only_needed: bool) -> bool {
-    match kind {
-        SetKind::NodePortServed => false,
-        SetKind::HealthCheckNodePort | SetKind::IpvsIps => only_needed,
-        _ => true,
-    }
+fn decides(kind: SetKind) -> bool {
+    !matches!(kind, SetKind::NodePortServed | SetKind::HealthCheckNodePort | SetKind::IpvsIps)
 }
 
 #[cfg(test)]

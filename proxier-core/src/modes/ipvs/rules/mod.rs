@@ -71,7 +71,7 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
         let rule = Rule::builder().comment(comment).target(&inputs.chain(to)).build()?;
         Ok(OwnJump { table: table.clone(), from: ChainName::new(*from)?, rule, is_anywhere: false })
     };
-    let jumps = names::JUMPS.iter().filter(|_| inputs.has_chains()).map(jump).collect::<Result<Vec<_>, _>>()?;
+    let jumps = names::JUMPS.iter().map(jump).collect::<Result<Vec<_>, _>>()?;
     Ok(Rules {
         prefix: inputs.prefix,
         chains: [(TableName::NAT, chains(tables::nat(inputs))?), (TableName::FILTER, chains(tables::filter(inputs))?)],

@@ -10,7 +10,7 @@ use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 use crate::ports::{SetKey, SetKind};
 
-/// A rule, unless it is about a set that has no entries or may be missing.
+/// A rule, unless it is about a set that has no entries.
 type Row = Option<RuleBuilder>;
 
 /// A chain, named without the prefix, and its rules.
@@ -28,9 +28,6 @@ const FROM_HOST: [&str; 4] = ["-m", "addrtype", "--src-type", "LOCAL"];
 const TO_HOST: [&str; 4] = ["-m", "addrtype", "--dst-type", "LOCAL"];
 
 pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
-    if !inputs.has_chains() {
-        return Vec::new();
-    }
     let marked = Some(Rule::builder().target(&inputs.chain(names::MARK_MASQ)));
     let masquerade = masquerade(inputs.masquerade_bit, inputs.capabilities.random_fully).map(Some);
     vec![
@@ -43,16 +40,12 @@ pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
 }
 
 pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
-    if !inputs.has_chains() {
-        return Vec::new();
-    }
     let inside = |kind| row(inputs, kind, "RETURN");
     // Present even while the set is empty, so that the first health check needs no new rule.
-    let check = SetKind::HealthCheckNodePort;
-    let checked = always(inputs, check, noted(inputs, check).target("ACCEPT"));
+    let checked = noted(inputs, SetKind::HealthCheckNodePort).target("ACCEPT");
     vec![
         (names::FORWARD, accept_forwarded(inputs.masquerade_bit).map(Some).into()),
-        (names::NODE_PORT, [checked].into_iter().chain(accepted_input(inputs)).collect()),
+        (names::NODE_PORT, [Some(checked)].into_iter().chain(accepted_input(inputs)).collect()),
         (names::PROXY_FIREWALL, vec![row(inputs, SetKind::LoadBalancerFirewall, &inputs.chain(names::SOURCE_RANGES))]),
         (
             names::SOURCE_RANGES,
@@ -105,11 +98,6 @@ fn noted(inputs: &Inputs, kind: SetKind) -> RuleBuilder {
 /// This rule, if the set has entries.
 fn when(inputs: &Inputs, kind: SetKind, rule: RuleBuilder) -> Row {
     inputs.filled.contains(&kind).then_some(rule)
-}
-
-/// This rule, unless the set may be missing.
-fn always(inputs: &Inputs, kind: SetKind, rule: RuleBuilder) -> Row {
-    inputs.has_set(kind).then_some(rule)
 }
 
 /// The rule for packets to what the set has, if it has entries.
@@ -168,14 +156,14 @@ fn node_port(inputs: &Inputs) -> Vec<Row> {
 /// Addresses of Services are local, so no other program that listens here may answer on them.
 fn ipvs_filter(inputs: &Inputs) -> Vec<Row> {
     use SetKind::{ClusterIp, ExternalIp, ExternalIpLocal, HealthCheckNodePort, LoadBalancer};
-    let returned = |kind| always(inputs, kind, plain(inputs, kind).target("RETURN"));
+    let returned = |kind| Some(plain(inputs, kind).target("RETURN"));
     let served = [LoadBalancer, ClusterIp, ExternalIp, ExternalIpLocal, HealthCheckNodePort];
     let rejected = matching(Rule::builder().args(NEW), inputs, SetKind::IpvsIps).target("REJECT");
     let whole = inputs.guarded_networks.iter().map(|network| {
         let new = Rule::builder().args(["-d", &network.to_string()]).args(NEW);
         Some(new.target("REJECT"))
     });
-    served.map(returned).into_iter().chain([always(inputs, SetKind::IpvsIps, rejected)]).chain(whole).collect()
+    served.map(returned).into_iter().chain([Some(rejected)]).chain(whole).collect()
 }
 
 /// A program on this node that connects to an address of this host has that address as its source. If a route binds the
