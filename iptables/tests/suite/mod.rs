@@ -23,7 +23,7 @@ macro_rules! suite_tests {
             counters_are_set_and_read,
             names_at_their_limit,
             a_line_too_long_is_refused,
-            new_chains_are_written_in_parts,
+            many_chains_are_written_in_parts,
             the_kernel_is_checked_without_a_change,
             an_empty_transaction_does_nothing,
         }
@@ -435,7 +435,7 @@ pub(crate) fn a_line_too_long_is_refused(world: &impl World) {
     assert!(!world.iptables().dump().unwrap().has_chain(&TableName::FILTER, "LONG"));
 }
 
-pub(crate) fn new_chains_are_written_in_parts(world: &impl World) {
+pub(crate) fn many_chains_are_written_in_parts(world: &impl World) {
     let mut whole = Transaction::new();
     let nat = whole.table(TableName::NAT);
     let services: Vec<String> = (0..7).map(|service| format!("SVC-{service}")).collect();
@@ -459,8 +459,8 @@ pub(crate) fn new_chains_are_written_in_parts(world: &impl World) {
     assert_eq!(Transaction::new().divide(0, |_, _| true), []);
     let parts = divide(5);
     let chains: Vec<usize> = parts.iter().flat_map(Transaction::tables).map(|table| table.chains().count()).collect();
-    // The mark and two Services, then two each; the last part connects them.
-    assert_eq!(chains, [7, 6, 6, 3, 1, 1]);
+    // The mark and a Service, then two each; targets such as RETURN count. The last part connects them.
+    assert_eq!(chains, [4, 6, 6, 6, 1, 1]);
     let (last, first) = parts.split_last().unwrap();
     for part in first {
         world.iptables().restore(part).unwrap();
@@ -472,6 +472,24 @@ pub(crate) fn new_chains_are_written_in_parts(world: &impl World) {
     again.table(TableName::NAT).edit(Edit::Delete(chain("OUTPUT"), rule("-j HUB")));
     world.iptables().restore(&again).unwrap();
     assert_eq!(world.rules(), divided);
+
+    // Chains that exist count too if a rule jumps to them. What is deleted comes last, without its rules until then.
+    let mut change = Transaction::new();
+    let nat = change.table(TableName::NAT);
+    for service in &services[..6] {
+        nat.replace_chain(&chain(service), [rule(&format!("-j {service}-B"))]);
+        nat.chain(chain(&format!("{service}-A"))).edit(Edit::DeleteChain(chain(&format!("{service}-A"))));
+    }
+    let parts = change.clone().divide(4, |_, _| true);
+    let edits: Vec<usize> = parts.iter().flat_map(Transaction::tables).map(|table| table.edits().len()).collect();
+    assert_eq!(edits, [2, 2, 2, 12]);
+    for part in &parts {
+        world.iptables().restore(part).unwrap();
+    }
+    let divided = world.rules();
+    world.iptables().restore(&whole).unwrap();
+    world.iptables().restore(&change).unwrap();
+    assert_eq!(world.rules().replace("-A OUTPUT -j HUB\n-A OUTPUT -j HUB\n", "-A OUTPUT -j HUB\n"), divided);
 }
 
 pub(crate) fn the_kernel_is_checked_without_a_change(world: &impl World) {

@@ -142,6 +142,35 @@ fn many_new_chains_are_connected_at_once() {
     assert_eq!(lines(&node), lines(&whole));
 }
 
+/// So it writes many changed chains: each has its old rules or its new ones, and what is gone goes last.
+#[test]
+fn many_changed_chains_lead_to_endpoints_at_any_time() {
+    let (old, new) = (["10.244.0.1", "10.244.0.2"], ["10.244.0.1", "10.244.0.3"]);
+    let change = |node: &mut Node, endpoints: &[&str]| {
+        (0..1_200_u16).for_each(|number| node.slice(&format!("s{number}"), endpoints));
+    };
+    let mut node = with_backend(Backend::NfTables);
+    node.thousand_services();
+    node.settles();
+    let whole = node.v4_rules();
+    change(&mut node, &new);
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).after_calls(1));
+    assert!(!node.pass().is_done());
+    let text = node.v4_rules();
+    let count = |text: &str, endpoint: &str| text.matches(&format!("--to-destination {endpoint}:")).count();
+    assert_eq!(count(&text, old[1]), 1_200);
+    assert!((1..1_200).contains(&count(&text, new[1])), "{}", count(&text, new[1]));
+    node.run(Duration::from_secs(30));
+    let text = node.v4_rules();
+    assert_eq!((count(&text, old[1]), count(&text, new[1])), (0, 1_200));
+    change(&mut node, &old);
+    let before = node.writes();
+    assert!(node.pass().is_done());
+    assert!(node.writes() - before > 1);
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    assert_eq!(lines(&node.v4_rules()), lines(&whole));
+}
+
 #[test]
 fn a_change_writes_its_own_chains_and_reads_nothing() {
     let mut node = new();

@@ -110,15 +110,15 @@ pub(super) fn compare(
     Ok(RuleChanges { transaction: comparison.transaction, ports })
 }
 
-/// New chains in a restore by the nft back end ([`Transaction::divide`]). The kernel checks the whole table for each
+/// Chains in a restore by the nft back end ([`Transaction::divide`]). The kernel checks the whole table for each
 /// restore, so that less is slower as well.
 const PART: usize = 2_500;
 
-/// Divides what a family writes, if that is faster: chains of Services that nothing leads to, then the rest.
-pub(super) fn divide(whole: Transaction, observed: &Dump, backend: Option<Backend>) -> Vec<Transaction> {
+/// Divides what a family writes, if that is faster: first the chains of Services, in parts, then the rest.
+pub(super) fn divide(whole: Transaction, backend: Option<Backend>) -> Vec<Transaction> {
     let most = if backend == Some(Backend::NfTables) { PART } else { usize::MAX };
     let is_own = |table: &TableName, chain: &str| names::is_of_service(table, chain) || chain == names::MARK_MASQ;
-    whole.divide(most, |table, chain| is_own(table, chain.as_str()) && !observed.has_chain(table, chain.as_str()))
+    whole.divide(most, |table, chain| is_own(table, chain.as_str()))
 }
 
 type Stay<'a> = BTreeSet<(TableName, &'a str)>;

@@ -314,7 +314,7 @@ impl Mode {
     ) -> Result<FamilyPlan> {
         let wanted = self.index.wanted(pass.desired);
         let state = self.families.of(family);
-        match dump {
+        let plan = match dump {
             Some(dump) => {
                 // A full pass retries all; other passes retry only those that changed.
                 let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).collect();
@@ -322,11 +322,11 @@ impl Mode {
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
-                let plan = FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)?;
-                Ok(plan.divided(dump, backend))
+                FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)
             }
             None => FamilyPlan::changed(family, &wanted, pass.changes, state.rules),
-        }
+        };
+        plan.map(|plan| plan.divided(backend))
     }
 
     /// Other programs' changes: differences not caused by the input.
@@ -513,8 +513,7 @@ impl modes::Mode for Mode {
             }
             due.retain(|family| dumps.contains_key(family));
         }
-        // All has been read.
-        let backend = if dumps.is_empty() { None } else { ports.rules.used_backend() };
+        let backend = if due.is_empty() { None } else { ports.rules.used_backend() };
         for family in due {
             let from_nothing = made.remove(&family);
             match self.plan_family(family, &pass, dumps.get(&family), &held, from_nothing, backend) {

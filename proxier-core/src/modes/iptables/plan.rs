@@ -134,8 +134,8 @@ impl FamilyPlan {
     }
 
     /// Divides it, as is best for this back end.
-    pub(super) fn divided(mut self, dump: &Dump, backend: Option<Backend>) -> Self {
-        self.transactions = self.transactions.into_iter().flat_map(|whole| divide(whole, dump, backend)).collect();
+    pub(super) fn divided(mut self, backend: Option<Backend>) -> Self {
+        self.transactions = self.transactions.into_iter().flat_map(|whole| divide(whole, backend)).collect();
         self
     }
 
@@ -404,7 +404,7 @@ impl Search<'_, '_> {
         let keep = keep(self.wanted, &dump, family, self.held, out);
         let compared = compare(self.wanted, &dump, family, &keep, None)?;
         let (total, written) = Tally::after(&dump, &compared.transaction);
-        for transaction in divide(compared.transaction, &dump, self.rules.used_backend()) {
+        for transaction in divide(compared.transaction, self.rules.used_backend()) {
             if let Err(error) = self.rules.restore(family, &transaction) {
                 return if is_of_an_object(&error) { Ok(Some(error)) } else { Err(error) };
             }

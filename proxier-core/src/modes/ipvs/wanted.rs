@@ -134,7 +134,9 @@ impl FrontendObserver for Recorded {
                 toggle(&mut changed.elsewhere, address);
             }
             let entries = frontend_entries(frontend, self.index.by_table, mark);
-            entries.into_iter().for_each(|entry| self.entry(entry, adds));
+            for entry in entries {
+                self.entry(entry, adds);
+            }
         }
     }
 }

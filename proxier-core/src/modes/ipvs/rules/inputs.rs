@@ -61,7 +61,6 @@ impl Capabilities {
 /// Costs O(sets + load balancers that this node may not use), with any number of Services. Compare it with the last one
 /// after each update, and compile rules only when it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 pub struct Inputs {
     pub family: Family,
     pub prefix: NamePrefix,
