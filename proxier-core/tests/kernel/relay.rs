@@ -662,10 +662,9 @@ fn without_endpoints_connections_are_refused() {
 fn only_allowed_clients_are_served() {
     test(|| {
         let server = named("10.244.0.1:8080");
-        let settings = |own: &[&str]| {
-            let mut settings = Settings::default();
-            settings.own = Arc::new(own.iter().map(|text| text.parse().unwrap()).collect());
-            settings
+        let settings = |own: &[&str]| Settings {
+            own: Arc::new(own.iter().map(|text| text.parse().unwrap()).collect()),
+            ..Settings::default()
         };
         let mut relay = Relay::start(settings(&[])).unwrap();
         let mut guarded = listener("TCP 10.96.0.1:80", &[server.address()]);
@@ -971,8 +970,7 @@ fn a_udp_flow_lives_while_it_is_used() {
     ] {
         test(|| {
             let servers = pods.map(Echo::start);
-            let mut settings = Settings::default();
-            settings.udp_idle = LIMIT;
+            let settings = Settings { udp_idle: LIMIT, ..Settings::default() };
             let mut relay = Relay::start(settings.clone()).unwrap();
             let addresses = [servers[0].address, servers[1].address];
             relay.serve(&listener(&format!("UDP {service}"), &addresses)).unwrap();
