@@ -62,12 +62,6 @@ impl Input {
     }
 }
 
-fn configured(config: Config) -> Node {
-    let mut options = Options::default();
-    options.config = config;
-    Node::on(kernel(), options)
-}
-
 fn with(allowed: MayAskFor) -> Node {
     defaulting(allowed, &json!({}))
 }
@@ -77,7 +71,9 @@ fn defaulting(allowed: MayAskFor, defaults: &Value) -> Node {
     let (mut config, rejected) = defaults_of(defaults);
     assert_eq!(rejected, [""; 0]);
     config.ipvs.may_ask_for = allowed;
-    configured(config)
+    let mut options = Options::default();
+    options.config = config;
+    Node::on(kernel(), options)
 }
 
 fn new() -> Node {
@@ -361,13 +357,6 @@ fn what_cannot_be_is_told() {
     assert!(said[1].starts_with(&slice("10.244.0.3=x")), "{said:?}");
 }
 
-/// A node whose Services may ask for everything, on this kernel.
-fn on(kernel: FakeKernel) -> Node {
-    let mut options = Options::default();
-    options.config.ipvs.may_ask_for = MayAskFor::all();
-    Node::on(kernel, options)
-}
-
 /// Drain times are for endpoints that have left. One that hints or the traffic policy do not select any more, or that is being stopped, serves.
 #[test]
 fn connections_to_an_endpoint_that_serves_are_not_cut() {
@@ -386,7 +375,7 @@ fn connections_to_an_endpoint_that_serves_are_not_cut() {
         input.endpoints[0]["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
     };
     let begin = |kernel: FakeKernel| {
-        let mut node = on(kernel);
+        let mut node = Node::on(kernel, Options::default());
         let object = json!({"metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "z"}}});
         node.proxier.set_node(&serde_json::from_value(object).unwrap(), node.now);
         node
