@@ -9,6 +9,7 @@ use netlink_batch::{Be64, Connection, Encoder, KernelError, Protocol, Socket, Tr
 
 use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
+use crate::gather::Gather as _;
 use crate::model::{
     ChainKey, Element, ElementKey, Family, FlowtableKey, ObjectKey, ObservedChain, ObservedFlowtable, ObservedObject,
     ObservedRule, ObservedSet, ObservedTable, Set, SetFlags, SetKey, TableKey,
@@ -530,14 +531,14 @@ impl Client {
         }
         // Timeouts and packets that add elements make the count outdated.
         if set.set.flags.intersects(SetFlags::TIMEOUT | SetFlags::DYNAMIC) {
-            return Ok(by_key(elements).collect::<BTreeMap<_, _>>().into_values().collect());
+            return Ok(by_key(elements).gather::<BTreeMap<_, _>>().into_values().collect());
         }
         let count = set.count.and_then(|of| usize::try_from(of).ok());
         let different = elements.iter().map(|element| &element.key).collect::<HashSet<_>>().len();
         if different == elements.len() && count.is_none_or(|count| different >= count) {
             return Ok(elements);
         }
-        let mut all: BTreeMap<ElementKey, Element> = by_key(elements).collect();
+        let mut all: BTreeMap<ElementKey, Element> = by_key(elements).gather();
         let mut agrees = false;
         for dump in 0..DUMPS {
             // If the kernel does not count: until a dump has nothing new and nothing twice.

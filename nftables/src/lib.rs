@@ -119,6 +119,7 @@ mod events;
 pub mod expr;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod gather;
 pub mod model;
 mod operand;
 mod snapshot;

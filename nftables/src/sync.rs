@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::expr::{Expression, NatFlags};
+use crate::gather::Gather as _;
 use crate::model::{
     Chain, ChainKey, Element, ElementData, ElementKey, Flowtable, FlowtableKey, InvalidValue, Name, Object, ObjectData,
     ObjectKey, ObservedRule, Rule, Set, SetFlags, SetKey, Table, Verdict,
@@ -237,10 +238,10 @@ impl<'a> Difference<'a> {
     fn new(wanted: &'a TableSpec, observed: Option<&'a TableSnapshot>) -> Self {
         let mut gone = Gone::default();
         let parts = Parts {
-            chains: wanted.chains.iter().map(|of| (&of.0.key, of)).collect(),
-            sets: wanted.sets.iter().map(|of| (&of.0.key, of)).collect(),
-            objects: wanted.objects.iter().map(|object| (&object.key, object)).collect(),
-            flowtables: wanted.flowtables.iter().map(|of| (&of.key, of)).collect(),
+            chains: wanted.chains.iter().map(|of| (&of.0.key, of)).gather(),
+            sets: wanted.sets.iter().map(|of| (&of.0.key, of)).gather(),
+            objects: wanted.objects.iter().map(|object| (&object.key, object)).gather(),
+            flowtables: wanted.flowtables.iter().map(|of| (&of.key, of)).gather(),
         };
         if let Some(observed) = observed {
             // Kept are equal ones, and those of other programs if allowed.
@@ -342,7 +343,7 @@ impl<'a> Difference<'a> {
                 self.transaction.create_table(wanted.table.clone());
             }
         }
-        let objects: BTreeSet<_> = observed.iter().flat_map(|of| &of.objects).map(|found| &found.object.key).collect();
+        let objects: BTreeSet<_> = observed.iter().flat_map(|of| &of.objects).map(|found| &found.object.key).gather();
         for object in &wanted.objects {
             if !objects.contains(&object.key) || self.gone.objects.contains(&object.key) {
                 self.transaction.create_object(object.clone());
@@ -355,7 +356,7 @@ impl<'a> Difference<'a> {
             }
         }
         let chains = observed.iter().flat_map(|of| &of.chains).map(|found| (&found.chain.key, &found.chain));
-        let chains: BTreeMap<_, _> = chains.collect();
+        let chains: BTreeMap<_, _> = chains.gather();
         for (chain, rules) in &wanted.chains {
             match chains.get(&chain.key).filter(|_| !self.gone.chains.contains(&chain.key.name)) {
                 Some(found) if policy(found) == policy(chain) => {}
@@ -370,7 +371,7 @@ impl<'a> Difference<'a> {
                 }
             }
         }
-        let sets: BTreeSet<_> = observed.iter().flat_map(|of| &of.sets).map(|found| &found.set.set.key).collect();
+        let sets: BTreeSet<_> = observed.iter().flat_map(|of| &of.sets).map(|found| &found.set.set.key).gather();
         for (set, elements) in &wanted.sets {
             if !sets.contains(&set.key) || self.gone.sets.contains(&set.key.name) {
                 self.transaction.create_set(set.clone());
@@ -403,7 +404,7 @@ impl<'a> Difference<'a> {
                 is_same && of.0.has_timeouts_of(wanted.0)
             })
         });
-        let stays: BTreeSet<usize> = kept.iter().map(|(_, found)| *found).collect();
+        let stays: BTreeSet<usize> = kept.iter().map(|(_, found)| *found).gather();
         for (place, found) in observed.iter().enumerate() {
             if !stays.contains(&place) {
                 self.transaction.delete_rule(&chain.key, found.handle);
@@ -426,7 +427,7 @@ impl<'a> Difference<'a> {
             is_timeout(wanted.extras().timeout.or(set.timeout), found.read_timeout(set.timeout))
         };
         let wanted: BTreeMap<ElementKey, Element> =
-            set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).collect();
+            set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).gather();
         let (mut stays, mut deleted) = (BTreeSet::new(), Vec::new());
         for found in observed {
             let key = plain_key(&found.key);
@@ -600,7 +601,7 @@ fn policy(chain: &Chain) -> Option<crate::model::Policy> {
 fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
     let hook = |chain: &Chain| {
         let base = chain.base.as_ref()?;
-        let devices: BTreeSet<&String> = base.devices.iter().collect();
+        let devices: BTreeSet<&String> = base.devices.iter().gather();
         Some((base.kind.name().to_owned(), base.hook, base.priority, devices.into_iter().cloned().collect::<Vec<_>>()))
     };
     hook(wanted) == hook(found)

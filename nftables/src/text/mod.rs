@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::builder::L4Protocol;
 use crate::expr::{Expression, SetReference, SynproxyFlags};
+use crate::gather::Gather as _;
 use crate::model::{
     ByteOrder, Chain, ChainKey, DataType, Element, ElementData, ElementExtras, ElementKey, Family, FieldTypes,
     Flowtable, FlowtableFlags, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy, TableFlags, Value,
@@ -473,7 +474,7 @@ impl TableSnapshot {
             writeln!(f, "\t}}")?;
         }
         // By name, and rules by chain: there may be tens of thousands.
-        let sets: BTreeMap<_, _> = self.sets.iter().map(|contents| (&contents.set.set.key.name, contents)).collect();
+        let sets: BTreeMap<_, _> = self.sets.iter().map(|contents| (&contents.set.set.key.name, contents)).gather();
         let sets = |wanted: &SetReference| {
             let found = sets.get(&wanted.name)?;
             Some((&found.set.set, Cow::Borrowed(found.elements.as_slice())))
@@ -481,7 +482,7 @@ impl TableSnapshot {
         let mut rules: BTreeMap<&ChainKey, Vec<&Rule>> = BTreeMap::new();
         self.rules.iter().for_each(|found| rules.entry(&found.chain).or_default().push(&found.rule));
         let bound = self.chains.iter().map(|found| &found.chain).filter(|chain| chain.bound).map(|chain| &chain.key);
-        let bound: BTreeMap<_, _> = bound.map(|key| (&key.name, key)).collect();
+        let bound: BTreeMap<_, _> = bound.map(|key| (&key.name, key)).gather();
         let bound = |name: &Name| Some(rules.get(bound.get(name)?).cloned().unwrap_or_default());
         let known = Known { sets: &sets, bound: &bound, depth: 0 };
         for chain in self.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound) {
