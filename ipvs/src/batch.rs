@@ -403,7 +403,7 @@ where
     let mut outcomes = Vec::new();
     outcomes.resize_with(len, || Outcome::Done);
     failures.append(&mut impossible);
-    failures.sort_by_key(|(index, ..)| *index);
+    failures.sort_unstable_by_key(|(index, ..)| *index);
     let causes = causes(&additions, &failures);
     for (index, _, outcome) in failures {
         if let Some(place) = outcomes.get_mut(index) {

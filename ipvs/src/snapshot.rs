@@ -19,13 +19,17 @@ use netlink_batch::Dump;
 
 use crate::client::{Client, Expect};
 use crate::error::{Error, ErrorKind, Subject};
-use crate::model::{
-    ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
-};
+use crate::model::{ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServerKey};
 
 /// Pauses before a changing table is read again; after the last one the read fails. Linux 7.2 takes some milliseconds
 /// to move virtual servers to a larger table, which immediate retries would not outlast.
 const PAUSES_MS: [u64; 8] = [0, 1, 2, 5, 10, 20, 50, 100];
+
+/// Whether no two items are equal.
+fn are_unique<'a, T: Ord + 'a>(items: impl IntoIterator<Item = &'a T>) -> bool {
+    let mut seen = BTreeSet::new();
+    items.into_iter().all(|item| seen.insert(item))
+}
 
 /// Returns a list that came in one datagram, or on which two consecutive reads agree and that repeats nothing.
 fn agreed<T, K: Ord>(
@@ -43,8 +47,7 @@ fn agreed<T, K: Ord>(
         if before.as_ref() == Some(&keys) {
             return Ok(Some(dump.items));
         }
-        let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
-        before = unique.then_some(keys);
+        before = are_unique(&keys).then_some(keys);
         let Some(pause) = pauses.next() else { return Ok(None) };
         std::thread::sleep(Duration::from_millis(*pause));
     }
@@ -79,9 +82,8 @@ pub(crate) fn once(client: &mut Client) -> Result<Snapshot, Error> {
 /// Whether the kernel lists the same virtual servers in the same order, and the snapshot repeats none.
 pub(crate) fn is_still(client: &mut Client, snapshot: &Snapshot) -> Result<bool, Error> {
     let servers = || snapshot.entries.iter().map(|entry| &entry.virtual_server.server);
-    let unique: BTreeSet<&VirtualServer> = servers().collect();
     let now = client.dump_virtual_servers()?.items;
-    Ok(unique.len() == snapshot.entries.len() && servers().eq(now.iter().map(|observed| &observed.server)))
+    Ok(are_unique(servers()) && servers().eq(now.iter().map(|observed| &observed.server)))
 }
 
 pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
