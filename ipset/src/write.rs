@@ -170,8 +170,8 @@ impl Client {
                 report.not_attempted.append(&mut pending);
             }
         }
-        report.failures.sort_by_key(|failure| failure.index);
-        report.not_attempted.sort_by_key(|range| range.start);
+        report.failures.sort_unstable_by_key(|failure| failure.index);
+        report.not_attempted.sort_unstable_by_key(|range| range.start);
         report
     }
 

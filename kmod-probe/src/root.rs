@@ -140,7 +140,7 @@ impl Root {
         for entry in fs::read_dir(self.locate(path)?)?.take(most) {
             names.push(entry?.file_name().to_string_lossy().into_owned());
         }
-        names.sort();
+        names.sort_unstable();
         Ok(names)
     }
 }

@@ -199,7 +199,7 @@ impl<'a> BatchWriter<'a> {
                 self.failures.extend(silent.map(|index| (index, others.clone())));
             }
             self.failures.extend(refused.into_iter().map(|(index, error)| (index, Outcome::Refused(Box::new(error)))));
-            self.failures.sort_by_key(|(index, _)| *index);
+            self.failures.sort_unstable_by_key(|(index, _)| *index);
             self.stopped = stopped;
         }
         self.pending.clear();
