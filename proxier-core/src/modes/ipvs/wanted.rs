@@ -133,8 +133,7 @@ impl FrontendObserver for Recorded {
             if frontend.is_elsewhere() && count(&mut index.elsewhere, &address, adds) && !is_all {
                 toggle(&mut changed.elsewhere, address);
             }
-            let entries = frontend_entries(frontend, self.index.by_table, mark);
-            for entry in entries {
+            for entry in frontend_entries(frontend, self.index.by_table, mark) {
                 self.entry(entry, adds);
             }
         }
