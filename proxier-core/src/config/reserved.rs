@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::net::{FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::snapshot::is_usable_by_service;
 
 /// The program or host that answers at a reserved address and port.
@@ -179,7 +180,7 @@ impl Reserved {
     /// whether anything changed.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>) -> bool {
         let new: BTreeSet<Neighbour> =
-            neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).collect();
+            neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).gather();
         if self.neighbours.get(&user).is_none_or(BTreeSet::is_empty) && new.is_empty() {
             return false;
         }

@@ -7,6 +7,7 @@ use super::state::{Reconciler, Trust};
 use super::steps::RefreshOutcome;
 use crate::modes::shared::networks;
 use crate::net::Protocol;
+use crate::pack::Gather as _;
 use crate::plan::report::{Applied, Report, ServedFirst};
 use crate::snapshot::{ObjectKey, Store};
 
@@ -75,5 +76,5 @@ fn services(store: &Store) -> BTreeSet<ObjectKey> {
         }),
         _ => false,
     };
-    store.services().map(|service| service.key.clone()).filter(is_first).collect()
+    store.services().map(|service| service.key.clone()).filter(is_first).gather()
 }

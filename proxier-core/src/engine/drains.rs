@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::modes::shared::flows::{STAY_TCP, answering_at, forget};
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::report::Applied;
 use crate::ports::{Conntrack, UdpServices};
 use crate::service::{Desired, Frontend};
@@ -100,7 +101,7 @@ impl Drains {
             stay.extend(drain.left.iter().filter(|(_, since)| drain.end(**since) > now).map(|(endpoint, _)| *endpoint));
             (*place, stay)
         };
-        due.map(stays).collect()
+        due.map(stays).gather()
     }
 
     /// Drops the endpoints of these Frontends whose drain time was over.

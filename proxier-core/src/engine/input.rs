@@ -9,6 +9,7 @@ use super::state::Reconciler;
 use crate::config::{MayAskFor, Neighbour, User};
 use crate::net::Network;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use crate::pack::Gather as _;
 use crate::ports::Tables;
 use crate::snapshot::{FrontendSpec, Node, ObjectKey, ObjectKind};
 use crate::time::Moment;
@@ -225,7 +226,7 @@ impl Reconciler {
     /// its route is deleted, so connections continue.
     pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
         let networks = networks.into_iter().filter(|network| network.prefix_len() > 0).map(|network| network.trunc());
-        let networks: BTreeSet<Network> = networks.collect();
+        let networks: BTreeSet<Network> = networks.gather();
         let networks: Vec<Network> = networks.into_iter().collect();
         if *networks != *self.cluster.service_cidrs {
             self.cluster.service_cidrs = networks.into();

@@ -8,6 +8,7 @@ use super::state::{Reconciler, Trust};
 use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{CarryOut, Mode, Pass, Plan};
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report};
 use crate::plan::step::{Action, Names, Part};
@@ -235,7 +236,7 @@ impl Reconciler {
         let lack = (!facts.is_process).then_some(flows::STAY);
         let is_done =
             forget.is_empty() || flows::forget(Protocol::Udp, &forget, lack, (ports.conntrack, clock), &mut applied);
-        self.flows.unforgotten = wait.into_keys().chain(forget.into_keys().filter(|_| !is_done)).collect();
+        self.flows.unforgotten = wait.into_keys().chain(forget.into_keys().filter(|_| !is_done)).gather();
         if let Some(drains) = &mut self.add_ons.drains {
             drains.cut(desired, &outcome.unwritten, now, (ports.conntrack, clock), &mut applied);
         }

@@ -12,6 +12,7 @@ use crate::modes::served_by_others;
 use crate::modes::shared::networks;
 use crate::net::{FrontendKey, Network, is_reachable};
 use crate::objects::NodeObject;
+use crate::pack::Gather as _;
 use crate::plan::report::Unread;
 use crate::ports::{Links, Tables};
 use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, Rejection};
@@ -136,7 +137,7 @@ impl Reconciler {
             let serves = |key: &FrontendKey| self.mode.kernel().is_some_and(|kernel| kernel.serves(key).is_some());
             let theirs = served.into_iter().filter(|(key, table)| !serves(key) || **table < *names.table.as_str());
             let by = |table: String| format!("another proxy (table {table})").into();
-            frontends = theirs.map(|(key, table)| (key, by(table))).collect();
+            frontends = theirs.map(|(key, table)| (key, by(table))).gather();
         }
         let addresses = networks::of_other_proxies(&self.host.addresses, names);
         let held = Arc::new(OtherProxies { addresses, frontends });

@@ -6,6 +6,7 @@ use crate::modes::inspection::ServedFrontend;
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, iptables, nftables};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, Result, RouteOwner};
 use crate::service::{Desired, NodeFacts};
 
@@ -46,18 +47,18 @@ fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<Frontend
         let listeners = ports.relays.listeners().into_values();
         let endpoints = |listener: &Listener| {
             let lists = [Some(&listener.inside), Some(&listener.outside), listener.unselected.as_ref()];
-            Some(lists.into_iter().flatten().flat_map(|list| list.iter().copied()).collect())
+            Some(lists.into_iter().flatten().flat_map(|list| list.iter().copied()).gather())
         };
         let begun = ports.relays.begun();
         let served = |listener: &Listener| ServedFrontend {
             endpoints: endpoints(listener),
             connections: begun.get(&listener.key).copied(),
         };
-        return Ok(listeners.map(|listener| (listener.key, served(&listener))).collect());
+        return Ok(listeners.map(|listener| (listener.key, served(&listener))).gather());
     };
     let networks = ports.routes.networks(RouteOwner::Userspace)?;
     let is_service = |key: &FrontendKey| {
         desired.frontend(key).is_some() || networks.keys().any(|network| network.contains(&key.address))
     };
-    Ok(elsewhere.into_iter().filter(is_service).map(|key| (key, ServedFrontend::default())).collect())
+    Ok(elsewhere.into_iter().filter(is_service).map(|key| (key, ServedFrontend::default())).gather())
 }

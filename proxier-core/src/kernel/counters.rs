@@ -8,6 +8,7 @@ use netlink_batch::{Attrs, Be64, Connection, Encoder, Errno, Error, NulStr, Prot
 
 use super::lazy::Lazy;
 use super::release::until_released;
+use crate::pack::Gather as _;
 use crate::ports::Result;
 
 /// `NFNL_SUBSYS_ACCT` in the upper byte, `NFNL_MSG_ACCT_*` in the lower.
@@ -58,7 +59,7 @@ impl PacketCounters {
             Ok(name.map(|name| (name, packets)))
         };
         let list = |connection: &mut Connection| connection.dump(GET, 0, &header(), |_| {}, read);
-        Ok(self.attempt("listing counters of packets", list)?.items.into_iter().flatten().collect())
+        Ok(self.attempt("listing counters of packets", list)?.items.into_iter().flatten().gather())
     }
 
     /// Creates a counter, unless it exists.

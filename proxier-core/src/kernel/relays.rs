@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::relay::Relay;
 use crate::net::FrontendKey;
+use crate::pack::Gather as _;
 use crate::ports::{Listener, Relays, Result, Settings};
 
 /// A [`Relay`] that starts at first use. Connections end when this is dropped; [`RelaysPort::finish`] lets them finish
@@ -42,7 +43,7 @@ impl RelaysPort {
 impl Relays for RelaysPort {
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
         let listeners = self.relay.iter().flat_map(Relay::listeners);
-        listeners.map(|listener| (listener.key, listener.clone())).collect()
+        listeners.map(|listener| (listener.key, listener.clone())).gather()
     }
 
     fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
@@ -70,7 +71,7 @@ impl Relays for RelaysPort {
     }
 
     fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {
-        self.relay.iter().flat_map(Relay::begun).collect()
+        self.relay.iter().flat_map(Relay::begun).gather()
     }
 
     fn notices(&mut self) -> Vec<String> {

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::{Kind, Pass, nftables};
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack, Report};
 use crate::plan::step::Names;
@@ -64,7 +65,7 @@ impl LocalhostNodePorts {
         report.notices.extend(ports.relays.notices());
         let changed = pass.changes.frontends().map(|(key, _)| key);
         let all = pass.desired.frontends().map(|frontend| &frontend.key).filter(|_| pass.full);
-        let mut keys: BTreeSet<FrontendKey> = changed.chain(all).filter(|key| is_relayed(key)).copied().collect();
+        let mut keys: BTreeSet<FrontendKey> = changed.chain(all).filter(|key| is_relayed(key)).copied().gather();
         if keys.is_empty() && !pass.full {
             return Vec::new();
         }

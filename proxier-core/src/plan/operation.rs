@@ -12,7 +12,8 @@ use ipvs::{Operation as ServerOperation, RealServer};
 use nftables::TableKey;
 
 use crate::config::{InterfaceName, usual_flags};
-use crate::net::{FrontendKey, Protocol};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::step::{Action, Names, Part, Step};
 use crate::ports::{Listener, LocalRoute, NamedSet, RouteOwner, SysctlChange, UdpServices, recorded};
 
@@ -145,7 +146,8 @@ impl Operation<'_> {
             }
             Operation::Listener(_, key, None) => step(&key),
             Operation::Listener(_, key, Some(listener)) => {
-                let endpoints: BTreeSet<_> = listener.inside.iter().chain(listener.outside.iter()).collect();
+                let endpoints: BTreeSet<EndpointKey> =
+                    listener.inside.iter().chain(listener.outside.iter()).copied().gather();
                 step(&key).with(format_args!("{} endpoints", endpoints.len())).of_service(names.service_of(&key))
             }
             Operation::Frontend(_, key, endpoints) => {

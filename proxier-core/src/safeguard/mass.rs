@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::missing::MissingObjects;
 use crate::net::FrontendKey;
+use crate::pack::Gather as _;
 use crate::service::Desired;
 use crate::snapshot::{ObjectKey, Store};
 use crate::time::Moment;
@@ -240,7 +241,7 @@ impl Safeguard {
             .filter(|(key, loss)| *loss == Loss::Everything || (is_first && is_unexplained(key)))
             .map(|(key, _)| *key)
             .filter(|key| !self.inherited.contains_key(key) && !self.believed.contains(key))
-            .collect();
+            .gather();
         if is_first && self.settings.share < 1.0 {
             let of_slices = unreadable.slices.iter().flatten().filter_map(|service| desired.compiled(service));
             let of_slices = of_slices.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
@@ -276,11 +277,11 @@ impl Safeguard {
     }
 
     fn stopped(&self, kernel: &dyn Kernel, desired: &Desired) -> Option<Stopped> {
-        let held: BTreeSet<FrontendKey> = self.held().map(|(key, _)| key).collect();
+        let held: BTreeSet<FrontendKey> = self.held().map(|(key, _)| key).gather();
         if held.is_empty() {
             return None;
         }
-        let inherited: BTreeSet<FrontendKey> = self.inherited.keys().chain(self.unreadable.keys()).copied().collect();
+        let inherited: BTreeSet<FrontendKey> = self.inherited.keys().chain(self.unreadable.keys()).copied().gather();
         let wanted = desired.frontends().filter(|of| kernel.serves(&of.key).is_some()).count();
         let unwanted = inherited.iter().filter(|key| desired.frontend(key).is_none()).count();
         let (of, has_end) = (wanted.saturating_add(unwanted), self.settings.patience.is_some());
@@ -296,7 +297,7 @@ struct Unreadable<'a> {
 
 impl<'a> Unreadable<'a> {
     fn of(store: &'a Store) -> Self {
-        Unreadable { service: store.lacks_service(), slices: store.services_lacking_slices().collect() }
+        Unreadable { service: store.lacks_service(), slices: store.services_lacking_slices().gather() }
     }
 
     /// Whether one of them may explain that the kernel serves a Frontend, or has endpoints for it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::mass::MassRemoval;
 use crate::net::FrontendKey;
+use crate::pack::Gather as _;
 use crate::pack::put;
 use crate::service::{Desired, Frontend, NodeFacts, Roles, compile};
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
@@ -102,7 +103,7 @@ impl MissingObjects {
         let new = std::mem::take(&mut self.new);
         if !new.is_empty() {
             // Count the doubted objects too; otherwise later ones would each seem few.
-            let missing: BTreeSet<&Object> = self.doubted.keys().chain(&new).collect();
+            let missing: BTreeSet<&Object> = self.doubted.keys().chain(&new).gather();
             let loss = loss(&missing, store, desired, facts);
             let all = desired.frontends().count();
             let served = desired.frontends().filter(|frontend| is_served(frontend)).count();
@@ -150,10 +151,10 @@ impl MissingObjects {
 
     /// Finds the Frontends that only exist because of doubted objects.
     fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
-        let missing: BTreeSet<&Object> = self.doubted.keys().collect();
+        let missing: BTreeSet<&Object> = self.doubted.keys().gather();
         let held = loss(&missing, store, desired, facts).all;
         let before = std::mem::take(&mut self.held);
-        self.held = held.into_iter().map(|key| (key, before.get(&key).copied().unwrap_or(now))).collect();
+        self.held = held.into_iter().map(|key| (key, before.get(&key).copied().unwrap_or(now))).gather();
     }
 }
 
@@ -166,7 +167,7 @@ fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &N
     let services: BTreeSet<ObjectKey> = missing
         .iter()
         .filter_map(|(kind, key)| if *kind == ObjectKind::Service { Some(key.clone()) } else { of_slice(key) })
-        .collect();
+        .gather();
     let mut loss = Loss::default();
     for key in services {
         let Some(compiled) = desired.compiled(&key) else { continue };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{Compiled, Desired, Frontend, FrontendObserver, Port};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::snapshot::ObjectKey;
 
 /// Frontends and Service ports that were compiled differently since they were last written, each in the written state.
@@ -60,7 +61,7 @@ impl Changes {
 
     /// Records that no Frontend was written yet.
     pub(crate) fn note_new(&mut self, desired: &Desired) {
-        self.frontends = desired.frontends().map(|frontend| (frontend.key, None)).collect();
+        self.frontends = desired.frontends().map(|frontend| (frontend.key, None)).gather();
     }
 
     /// The changed Frontends in their written state; `None` if not written.

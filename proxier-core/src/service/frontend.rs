@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::Port;
 use crate::net::{EndpointKey, FrontendKey, Network};
+use crate::pack::Gather as _;
 use crate::snapshot::{Balancing, Roles, Sharing, TrafficPolicy};
 
 /// Protocol, address and port on which a Service answers, with its endpoints.
@@ -70,7 +71,7 @@ impl Frontend {
 
     /// Addresses and ports from which replies of UDP flows may come.
     pub(crate) fn answering(&self) -> BTreeSet<SocketAddr> {
-        self.serving().map(|endpoint| SocketAddr::from(*endpoint)).collect()
+        self.serving().map(|endpoint| SocketAddr::from(*endpoint)).gather()
     }
 
     /// The serving endpoints, possibly with duplicates.

@@ -120,10 +120,12 @@ fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
     let mut all: Vec<u32> = weights.iter().map(|weight| quota(*weight).max(u32::from(*weight > 0))).collect();
     let mut given = all.iter().copied().fold(0_u32, u32::saturating_add);
     let remainder = |weight: u32| due(weight).checked_rem(sum).unwrap_or(0);
-    let mut by_remainder: Vec<usize> = (0..weights.len()).collect();
-    by_remainder.sort_by_key(|place| std::cmp::Reverse(weights.get(*place).map(|weight| remainder(*weight))));
+    let ranks = weights.iter().enumerate().map(|(place, weight)| (std::cmp::Reverse(remainder(*weight)), place));
+    let mut by_remainder: Vec<_> = ranks.collect();
+    by_remainder.sort_unstable();
+    let by_remainder = by_remainder.into_iter().map(|(_, place)| place);
     // Those with a share below one slot already have more.
-    for place in by_remainder.into_iter().filter(|place| weights.get(*place).is_some_and(|weight| quota(*weight) > 0)) {
+    for place in by_remainder.filter(|place| weights.get(*place).is_some_and(|weight| quota(*weight) > 0)) {
         if given >= slots {
             break;
         }

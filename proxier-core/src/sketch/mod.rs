@@ -16,6 +16,7 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 use nftables::{Draft, TableKey, TableSnapshot};
 
 use crate::net::{Family, FrontendKey, Network, Protocol};
+use crate::pack::Gather as _;
 use crate::ports::{
     Conntrack, Ipvs, ItemFailures, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
     PortErrorKind, Ports, Relays, Result, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices, lend,
@@ -138,16 +139,16 @@ impl Sketch {
     /// Everything that the node has.
     pub fn state(&self) -> KernelState {
         let sets = self.sets.0.iter().map(|(name, (spec, entries))| {
-            (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).collect()))
+            (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).gather()))
         });
         let rules = self.rules.0.iter().map(|(family, dump)| (((*family).into(), Backend::NfTables), dump.to_string()));
         let tables =
             self.tables.tables().filter_map(|key| Some((key.to_string(), self.tables.snapshot(key)?.to_string())));
         KernelState {
             ipvs: self.ipvs.ruleset().to_string(),
-            sets: sets.collect(),
-            rules: rules.collect(),
-            tables: tables.collect(),
+            sets: sets.gather(),
+            rules: rules.gather(),
+            tables: tables.gather(),
             devices: self.links.all(),
             sysctls: self.sysctls.0.clone(),
             routes: self.routes.all(),
@@ -385,14 +386,14 @@ impl Conntrack for NoFlows {
 impl RoutesOnPaper {
     pub(crate) fn all(&self) -> BTreeSet<(RouteOwner, LocalRoute)> {
         let route = |network: &Network, source: &Option<IpAddr>| LocalRoute { network: *network, source: *source };
-        self.0.iter().map(|((owner, network), source)| (*owner, route(network, source))).collect()
+        self.0.iter().map(|((owner, network), source)| (*owner, route(network, source))).gather()
     }
 }
 
 impl LocalNetworks for RoutesOnPaper {
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>> {
         let ours = self.0.iter().filter(|((of, _), _)| *of == owner);
-        Ok(ours.map(|((_, network), source)| (*network, *source)).collect())
+        Ok(ours.map(|((_, network), source)| (*network, *source)).gather())
     }
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {

@@ -12,6 +12,7 @@ use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
 use super::open;
 use super::route::{self, RTM_DELROUTE, RTM_NEWROUTE};
 use crate::kernel::error::netlink;
+use crate::pack::Gather as _;
 use crate::ports::{Result, RouteOwner};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR`, `RTNLGRP_IPV6_ROUTE`
@@ -103,7 +104,7 @@ impl Monitor {
 
     fn learn_names(&mut self) -> Result<()> {
         let links = link::list(&mut self.connection).map_err(|error| netlink(&error, "listing devices").0)?;
-        self.names = links.into_iter().map(|link| (link.index, link.name)).collect();
+        self.names = links.into_iter().map(|link| (link.index, link.name)).gather();
         Ok(())
     }
 

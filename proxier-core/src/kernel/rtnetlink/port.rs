@@ -10,6 +10,7 @@ use super::link::Link;
 use super::{address, kind_of, link, open, route, with_advice};
 use crate::kernel::error::all;
 use crate::kernel::lazy::Lazy;
+use crate::pack::Gather as _;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind, Result};
 use crate::snapshot::HostAddresses;
 
@@ -125,7 +126,7 @@ impl Links for LinksPort {
                 let links = link::list(connection)?;
                 Ok((links, address::list(connection)?))
             })?;
-            let mut found: BTreeMap<u32, Vec<IpAddr>> = links.iter().map(|link| (link.index, Vec::new())).collect();
+            let mut found: BTreeMap<u32, Vec<IpAddr>> = links.iter().map(|link| (link.index, Vec::new())).gather();
             let known = addresses.iter().all(|there| match found.get_mut(&there.device) {
                 Some(addresses) => {
                     addresses.push(there.address);
@@ -136,7 +137,7 @@ impl Links for LinksPort {
             // A device appeared between the two reads: read both again.
             if known {
                 let named = links.into_iter().map(|link| (link.name, found.remove(&link.index).unwrap_or_default()));
-                return Ok(HostAddresses { interfaces: named.collect() });
+                return Ok(HostAddresses { interfaces: named.gather() });
             }
         }
         Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices appeared and disappeared meanwhile")))

@@ -7,6 +7,7 @@ use iptables::{Dump, Edit, Table, TableEdit, TableName, Transaction};
 use super::names;
 use super::wanted::ServiceRules;
 use crate::net::Family;
+use crate::pack::Gather as _;
 use crate::plan::report::RuleCount;
 
 /// Numbers of rules by table, in the order of [`names::TABLES`].
@@ -41,8 +42,7 @@ impl Tally {
             let is_ours = |chain: &str| names::is_ours(&table, chain);
             let there = dump.table(&table).into_iter().flat_map(Table::chains);
             let there = there.filter(|chain| is_ours(chain.name.as_str()));
-            let mut there: BTreeMap<&str, usize> =
-                there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
+            let mut there: BTreeMap<&str, usize> = there.map(|chain| (chain.name.as_str(), chain.rules.len())).gather();
             let (mut come, mut go) = (0_usize, 0_usize);
             let changes = transaction.tables().iter().filter(|change| *change.name() == table);
             for edit in changes.flat_map(TableEdit::edits) {

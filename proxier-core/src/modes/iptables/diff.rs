@@ -14,6 +14,7 @@ use super::wanted::Wanted;
 use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
+use crate::pack::Gather as _;
 use crate::parallel;
 use crate::ports::Result;
 use crate::service::{Changes, Compiled, Port};
@@ -227,7 +228,7 @@ pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<
         }
     }
     let before: BTreeMap<&ChainName, &[Rule]> =
-        before.chains.iter().map(|chain| (&chain.name, &*chain.rules)).collect();
+        before.chains.iter().map(|chain| (&chain.name, &*chain.rules)).gather();
     for chain in now.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules)) {
         transaction.table(TableName::NAT).replace_chain(&chain.name, chain.rules.iter().cloned());
     }

@@ -17,6 +17,7 @@ use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
 use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Plan, Work};
 use crate::net::{ByFamily, Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::parallel;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
@@ -317,10 +318,10 @@ impl Mode {
         let plan = match dump {
             Some(dump) => {
                 // A full pass retries all; other passes retry only those that changed.
-                let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).collect();
+                let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).gather();
                 let mut refused = RefusedServices { left: state.refused.clone(), ..RefusedServices::default() };
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
-                refused.tried = again.cloned().collect();
+                refused.tried = again.cloned().gather();
                 refused.left.retain(|service| !refused.tried.contains(service));
                 FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)
             }

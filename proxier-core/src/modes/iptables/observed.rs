@@ -8,6 +8,7 @@ use iptables::{Chain, Dump, Rule, TableName, Token};
 use super::lines::SharedChain;
 use super::names;
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::snapshot::ObjectKey;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,7 +119,7 @@ pub(super) struct Keep {
 impl Keep {
     /// Keeps the lines and chains that serve these Frontends, of any program.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, dump: &Dump, family: Family) {
-        let lines: BTreeSet<LineSubject> = lines(dump, family).map(|(_, _, place)| place).collect();
+        let lines: BTreeSet<LineSubject> = lines(dump, family).map(|(_, _, place)| place).gather();
         for key in held.iter().filter(|key| key.family() == family) {
             let address = LineSubject::Address(*key);
             let node_port = LineSubject::NodePort(key.protocol, key.port);

@@ -12,6 +12,7 @@ use super::wanted::Wanted;
 use crate::modes::Work;
 use crate::modes::shared::frontends::{FrontendChanges, search};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part, Step};
@@ -106,13 +107,13 @@ impl FamilyPlan {
         let keep = keep(wanted, dump, family, held, refused.all());
         let RuleChanges { transaction, ports } = compare(wanted, dump, family, &keep, from_nothing)?;
         let mut frontends = FrontendChanges::default();
-        let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
+        let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).gather();
         let desired = wanted.desired();
         let is_tried = |key: &FrontendKey| {
             key.family() == family && !held.contains(key) && desired.owner(key).is_none_or(|of| !refused.contains(of))
         };
         if !transaction.is_empty() {
-            let differing: BTreeSet<_> = ports.into_iter().map(|(_, port, protocol)| (port, protocol)).collect();
+            let differing: BTreeSet<_> = ports.into_iter().map(|(_, port, protocol)| (port, protocol)).gather();
             for frontend in desired.frontends().filter(|frontend| is_tried(&frontend.key)) {
                 let port = frontend.port.as_deref().map(|port| (port.name.clone(), port.protocol));
                 let action = match served.get(&frontend.key) {
@@ -293,11 +294,11 @@ fn finish(
         }
         written.rules = search.total.or(written.rules);
         written.lines = written.lines.and(search.lines);
-        let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().collect();
+        let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().gather();
         if outcome.is_ok() {
-            written.accepted = refused.tried.difference(&now).cloned().collect();
+            written.accepted = refused.tried.difference(&now).cloned().gather();
         }
-        now.extend(if outcome.is_ok() { refused.left.clone() } else { refused.all().cloned().collect() });
+        now.extend(if outcome.is_ok() { refused.left.clone() } else { refused.all().cloned().gather() });
         written.refused = Some(now);
     }
     let is_refused = |key: &FrontendKey| {

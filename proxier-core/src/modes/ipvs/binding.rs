@@ -106,9 +106,8 @@ impl Routes {
             observed.routes.iter().map(|(network, _)| network).chain(&self.whole).copied().for_each(&mut compare);
         }
         changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
-        let mut add: Vec<_> = add.into_iter().map(|(network, source)| LocalRoute { network, source }).collect();
-        // Whole networks first.
-        add.sort_by_key(|route| is_single(&route.network));
-        [add, delete.into_iter().map(LocalRoute::new).collect()]
+        let add = add.into_iter().map(|(network, source)| LocalRoute { network, source });
+        let (single, whole): (Vec<_>, Vec<_>) = add.partition(|route| is_single(&route.network));
+        [[whole, single].concat(), delete.into_iter().map(LocalRoute::new).collect()]
     }
 }

@@ -17,6 +17,7 @@ use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::{Changed, Wanted};
 use crate::net::{Family, FrontendKey, Network};
+use crate::pack::Gather as _;
 use crate::plan::step::Action;
 use crate::ports::{SetKey, SetKind};
 use crate::safeguard::{Kernel, Loss};
@@ -224,7 +225,9 @@ impl Diff<'_> {
         }
         let stage = plan.stage(Phase::Serve);
         stage.servers = serve.into_values().flatten().collect();
-        stage.addresses.sort_by_key(|address| !first.contains(address));
+        let addresses = std::mem::take(&mut stage.addresses);
+        let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| first.contains(address));
+        stage.addresses = [early, late].concat();
         plan.stages.retain(|_, stage| *stage != Stage::default());
         plan
     }
@@ -310,9 +313,9 @@ impl Kernel for Observed {
 /// [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) adds them.
 pub(crate) fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
-    let marks: BTreeMap<FrontendKey, VirtualServerKey> = observed.records().filter_map(split::marked).collect();
+    let marks: BTreeMap<FrontendKey, VirtualServerKey> = observed.records().filter_map(split::marked).gather();
     let all = held.iter().flat_map(|key| [Some((*key).into()), marks.get(key).copied()]);
-    let all: BTreeSet<VirtualServerKey> = all.flatten().collect();
+    let all: BTreeSet<VirtualServerKey> = all.flatten().gather();
     for key in &all {
         needs.add(key, observed);
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ipvs::model::{ObservedRealServer, Protocol, Weight};
 use ipvs::{RealServerKey, VirtualServerKey};
 
+use crate::pack::Gather as _;
 use crate::time::Moment;
 
 /// How real servers drain.
@@ -228,7 +229,7 @@ impl Drains {
 
     /// The virtual servers whose real servers must be listed. Each stays due until [`Drains::observe`] is called for it.
     pub fn due(&self, now: Moment) -> BTreeSet<VirtualServerKey> {
-        self.watches.iter().filter(|(_, watch)| watch.due_at() <= now).map(|(key, _)| *key).collect()
+        self.watches.iter().filter(|(_, watch)| watch.due_at() <= now).map(|(key, _)| *key).gather()
     }
 
     /// Records the complete list of real servers of a virtual server; `None` if they could not be listed. Those past
@@ -236,7 +237,7 @@ impl Drains {
     ///
     /// The kernel does not report whether a virtual server without real servers exists, which does not matter here.
     pub fn observe(&mut self, key: &VirtualServerKey, listed: Option<&[ObservedRealServer]>, now: Moment) -> Verdicts {
-        let listed: Option<BTreeMap<_, _>> = listed.map(|all| all.iter().map(|of| (of.server.key, of)).collect());
+        let listed: Option<BTreeMap<_, _>> = listed.map(|all| all.iter().map(|of| (of.server.key, of)).gather());
         let mut verdicts = Verdicts::default();
         let Some(watch) = self.watches.get_mut(key) else { return verdicts };
         for (real, drain) in &mut watch.servers {

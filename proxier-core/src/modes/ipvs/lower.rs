@@ -12,6 +12,7 @@ use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::ports::{SetKey, SetKind, place_of};
+use crate::pack::Gather as _;
 use crate::service::{Compiled, Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
@@ -182,7 +183,7 @@ pub(super) fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)
     let port = compiled.health_check().map(|check| Element::Port(check.port.into()));
     let open_in = compiled.extras().health_check_open_in.iter();
     let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
-    hairpins.chain(checks).collect()
+    hairpins.chain(checks).gather()
 }
 
 /// A Frontend's entries in the sets. An nf_tables table accepts no overlapping networks, and has a set of those that

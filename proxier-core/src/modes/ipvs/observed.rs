@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::modes::ipvs::lower::Server;
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network, Protocol};
+use crate::pack::Gather as _;
 use crate::pack::pack;
 use crate::ports::{SetKey, SetKind, place_of};
 
@@ -179,11 +180,11 @@ impl Observed {
         if self.addresses.is_empty() && self.routes.is_empty() {
             return;
         }
-        let recorded: BTreeSet<VirtualServerKey> = self.records().filter_map(split::server_of).collect();
+        let recorded: BTreeSet<VirtualServerKey> = self.records().filter_map(split::server_of).gather();
         let has_table =
             |key: &VirtualServerKey| self.of(SetKey::new(key.family().into(), SetKind::SplitMark)).next().is_some();
         let of_marks = self.virtual_servers.keys().filter(|key| key.addr().is_none());
-        let lost = of_marks.filter(|key| !recorded.contains(key) && !has_table(key)).copied().collect::<BTreeSet<_>>();
+        let lost = of_marks.filter(|key| !recorded.contains(key) && !has_table(key)).copied().gather::<BTreeSet<_>>();
         if lost.is_empty() {
             return;
         }
@@ -225,7 +226,7 @@ fn recall(
     let ways: Vec<_> = ways.collect();
     let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
     let endpoints: BTreeSet<RealServerKey> =
-        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
+        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).gather();
     let is_likely = |server: &VirtualServerKey| {
         let reals = servers.get(server).map(|server| &server.real_servers);
         reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))

@@ -1,7 +1,7 @@
 //! Completes the plan of a pass. Functions on values.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipvs::{Operation, VirtualServerKey};
 
@@ -16,6 +16,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::flows::to_forget;
 use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::report::Report;
 use crate::ports::UdpServices;
@@ -28,14 +29,14 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, routes: Option<&Routes>, pla
     let wanted = &mode.wanted(pass.desired);
     let of_marks = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
     let keys = of_marks.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
-    plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect();
+    plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).gather();
     plan.names = mode.names.clone();
     if pass.full {
         let has_device = reading::has_device(pass.host, &mode.names);
         plan.stage(Phase::Prepare).device = !has_device && !mode.by_routes;
         let clean = plan.stage(Phase::Clean);
         clean.device = has_device && mode.by_routes && {
-            let going: BTreeSet<_> = clean.addresses.iter().collect();
+            let going: BTreeSet<IpAddr> = clean.addresses.iter().copied().gather();
             observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
         };
     }
@@ -94,7 +95,7 @@ fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, routes: Option<&Routes>, fu
     let [first, last] = tables.changes(&plan.layouts, full);
     let families = first.iter().map(|change| change.layout.family);
     let networks = |family| tables.written.get(&family).map(|layout| &layout.guarded_networks);
-    let changing = families.map(|family| (family, networks(family))).collect();
+    let changing = families.map(|family| (family, networks(family))).gather();
     let prepare = plan.stage(Phase::Prepare);
     prepare.sets.clear();
     prepare.tables = first;
@@ -116,7 +117,7 @@ fn note_guarded(
             && guarded.is_some_and(|guarded| guarded.is_none_or(|guarded| !guarded.contains(network)))
     };
     let routes = plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes);
-    plan.guarded_networks = routes.map(|route| route.network).filter(lacks_guard).collect();
+    plan.guarded_networks = routes.map(|route| route.network).filter(lacks_guard).gather();
     let stages = [Phase::Prepare, Phase::Serve].iter().filter_map(|phase| plan.stages.get(phase));
     let added = stages.flat_map(|stage| &stage.servers).filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
@@ -124,7 +125,7 @@ fn note_guarded(
     });
     let has_ranges =
         |key: &VirtualServerKey| wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
-    plan.guarded = added.filter(|key| changing.contains_key(&key.family().into()) && has_ranges(key)).collect();
+    plan.guarded = added.filter(|key| changing.contains_key(&key.family().into()) && has_ranges(key)).gather();
 }
 
 /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
@@ -147,10 +148,10 @@ fn order_by_rules(mode: &Mode, programs: &Programs, routes: Option<&Routes>, pas
             }
             (family, (new, before))
         })
-        .collect();
+        .gather();
     // Taken over from iptables mode, whose rules serve until they are replaced. So everything must exist before.
     let taken_over: BTreeSet<Family> =
-        rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).collect();
+        rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).gather();
     let needs = |key: &VirtualServerKey| {
         if taken_over.contains(&key.family().into()) {
             return false;
@@ -166,7 +167,7 @@ fn order_by_rules(mode: &Mode, programs: &Programs, routes: Option<&Routes>, pas
     plan.move_unguarded_operations_first(needs, is_there);
     let networks =
         compared.iter().map(|(family, (_, before))| (*family, before.map(|before| &before.guarded_networks)));
-    note_guarded(wanted, routes, &networks.collect(), plan);
+    note_guarded(wanted, routes, &networks.gather(), plan);
 }
 
 /// Whether another program changed the object of an operation: the input did not.

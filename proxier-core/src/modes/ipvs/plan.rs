@@ -14,6 +14,7 @@ use crate::modes::Work;
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, Inputs, RuleChanges};
 use crate::net::{Family, FrontendKey, Network};
+use crate::pack::Gather as _;
 use crate::plan::operation::{Operation, SetIn, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, RouteOwner, SetKey};
@@ -196,7 +197,7 @@ impl Plan {
             ServerOperation::DeleteVirtualServer(key) => Some(*key),
             _ => None,
         });
-        deleted.collect()
+        deleted.gather()
     }
 
     /// The stage for operations that remove something from a virtual server.

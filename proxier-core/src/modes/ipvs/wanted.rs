@@ -18,6 +18,7 @@ use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::frontends::{count, toggle};
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
+use crate::pack::Gather as _;
 use crate::pack::{pack, put};
 use crate::ports::SetKey;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
@@ -173,9 +174,9 @@ impl Index {
         if recorded.is_empty() && !self.splits {
             return;
         }
-        let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
+        let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).gather();
         let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
-        let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
+        let others = of_marks.filter(|key| !ours.contains(key)).copied().gather();
         let marked = desired.frontends().filter(|frontend| self.splits(frontend));
         let marked: Vec<_> = marked.map(|frontend| (frontend, self.marks.server(&frontend.key))).collect();
         let places: Vec<FrontendKey> = marked.iter().map(|(frontend, _)| frontend.key).collect();

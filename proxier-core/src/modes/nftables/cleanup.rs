@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, protocol_and_port, remove_table};
 use crate::net::{EndpointKey, Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
 use crate::service::NodeFacts;
 
@@ -152,7 +153,7 @@ fn frontends(table: &TableSnapshot, family: Family) -> impl Iterator<Item = (Fro
 /// Adds the Frontends of a table with the endpoints at the end of their chains.
 fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<FrontendKey, BTreeSet<EndpointKey>>) {
     let sets: BTreeMap<&str, &[Element]> =
-        table.sets.iter().map(|contents| (contents.set.set.key.name.as_str(), contents.elements.as_slice())).collect();
+        table.sets.iter().map(|contents| (contents.set.set.key.name.as_str(), contents.elements.as_slice())).gather();
     let mut rules: BTreeMap<&str, Vec<&Expression>> = BTreeMap::new();
     for rule in &table.rules {
         rules.entry(rule.chain.name.as_str()).or_default().extend(&rule.rule.expressions);

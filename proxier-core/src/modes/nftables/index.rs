@@ -14,6 +14,7 @@ use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, toggle};
 use crate::modes::shared::table::{ChainRules, Layout as _, Shape};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::pack::{pack, put};
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
@@ -151,7 +152,7 @@ impl Index {
         if frontend.affinity_secs.is_none() {
             return slots;
         }
-        let new: BTreeSet<Need> = needs(frontend, &slots).filter(|need| !self.has(need)).collect();
+        let new: BTreeSet<Need> = needs(frontend, &slots).filter(|need| !self.has(need)).gather();
         let rules = new.iter().map(slot_rules).fold(self.slot_rules, u32::saturating_add);
         let is_over = rules > MOST_SLOT_RULES && rules > self.slot_rules;
         if is_over { Slots::keeping(held, frontend, true) } else { slots }
@@ -218,7 +219,7 @@ impl Index {
             let new = self.slots_within_limit(&HeldSlots::from_frontend(frontend, &old), frontend);
             self.replace(frontend.key, (Some(frontend), &old), (Some(frontend), new));
         }
-        waiting.difference(&self.over_limit).copied().collect()
+        waiting.difference(&self.over_limit).copied().gather()
     }
 
     pub(super) fn confirm(&mut self, family: Family) {
@@ -229,7 +230,7 @@ impl Index {
 
     /// Gives endpoints the slots that they have in the kernel, if these can be kept.
     pub(super) fn adopt(&mut self, desired: &Desired, family: Family, observed: &Observed) {
-        let picked = observed.picked().collect();
+        let picked = observed.picked().gather();
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
             let old = self.slots.remove(&key).unwrap_or_default();
@@ -300,7 +301,7 @@ impl Index {
         for item in items {
             elements.entry(item.set).or_default().push(item.into_element());
         }
-        let elements = elements.into_iter().map(|(set, elements)| (set, sorted(elements))).collect();
+        let elements = elements.into_iter().map(|(set, elements)| (set, sorted(elements))).gather();
         Observed { elements, shape, is_other: false }
     }
 

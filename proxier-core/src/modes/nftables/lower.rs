@@ -11,6 +11,7 @@ use super::slots::{Slots, by_client};
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::shared::nft::name;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::pack::Gather as _;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
@@ -211,7 +212,7 @@ impl Treatment {
 
     pub(super) fn chains(&self) -> BTreeSet<SharedChain> {
         let slots = self.picks().flat_map(|pick| pick.slots()).map(SharedChain::Slot);
-        self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).collect()
+        self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).gather()
     }
 
     /// The chains that select its endpoints.

@@ -12,6 +12,7 @@ use crate::modes::shared::frontends::losing;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::pack::pack;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Report, Unread};
@@ -80,7 +81,7 @@ impl Mode {
     fn limited(&mut self, pass: &Pass<'_>) -> Vec<String> {
         let over = &self.index.over_limit;
         let new: BTreeSet<String> =
-            over.difference(&self.over_limit).filter_map(|key| pass.names.service_of(key)).collect();
+            over.difference(&self.over_limit).filter_map(|key| pass.names.service_of(key)).gather();
         self.over_limit.clone_from(over);
         new.into_iter().map(|of| format!("{of}: {NO_ROOM_TO_STAY}")).collect()
     }
@@ -244,7 +245,7 @@ impl modes::Mode for Mode {
         // A recreated table would lose them, so it stays unchanged.
         let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
         let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family);
-        let left: BTreeSet<Family> = remade.filter(keeps).collect();
+        let left: BTreeSet<Family> = remade.filter(keeps).gather();
         plan.tables.retain(|table| !left.contains(&table.layout.family));
         for table in plan.tables.iter_mut().filter(|_| !held.is_empty()) {
             if let Some(Some(observed)) = read.get(&table.layout.family) {
@@ -266,11 +267,11 @@ impl modes::Mode for Mode {
         let mut applied = Applied::default();
         let tables = plan.tables.iter().filter(|table| !table.is_empty());
         let write = |table| write_table(table, &mut plan.basis, &names, ports.tables, &mut applied);
-        let written: BTreeMap<Family, WriteOutcome<FrontendKey>> = tables.map(write).collect();
+        let written: BTreeMap<Family, WriteOutcome<FrontendKey>> = tables.map(write).gather();
         let is_written = |family: &Family| written.get(family).is_none_or(|written| written.failed.is_none());
         let is_done = |family: Family| !plan.left.contains(&family) && is_written(&family);
-        self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
-        self.refused = written.values().flat_map(|written| written.refused.iter().map(|(key, ..)| *key)).collect();
+        self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).gather();
+        self.refused = written.values().flat_map(|written| written.refused.iter().map(|(key, ..)| *key)).gather();
         self.held = std::mem::take(&mut plan.held);
         let count = written.values().filter(|written| written.failed.is_none()).count();
         self.note_written(desired, &plan, count, ports.tables);

@@ -13,6 +13,7 @@ use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::modes::shared::nft::{OWNED, address, leading_frontend, made_by_others};
 use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::ports::{PortError, PortErrorKind, Result, Tables};
 use crate::service::NodeFacts;
 
@@ -35,7 +36,7 @@ impl Observed {
             let bare = |element: Element| Item { set, key: element.key, data: element.data }.into_element();
             Some((set, sorted(elements.into_iter().map(bare).collect())))
         });
-        Some(Observed { elements: elements.collect(), shape, is_other })
+        Some(Observed { elements: elements.gather(), shape, is_other })
     }
 
     pub(super) fn of(&self, set: SetName) -> &[Element] {
@@ -86,7 +87,7 @@ impl Observed {
     pub(super) fn frontends(&self, family: Family) -> BTreeMap<FrontendKey, bool> {
         let keys = |set: SetName| self.of(set).iter().filter_map(move |element| frontend_of(set, &element.key, family));
         let without = keys(SetName::Rejected).chain(keys(SetName::Dropped)).map(|key| (key, false));
-        let mut served: BTreeMap<FrontendKey, bool> = without.collect();
+        let mut served: BTreeMap<FrontendKey, bool> = without.gather();
         let picked = self.picked().filter_map(|(key, _)| split(key, family)).map(|(key, _)| key);
         served.extend(keys(SetName::Services).chain(picked).map(|key| (key, true)));
         served

@@ -17,6 +17,7 @@ use crate::modes::shared::table::{
     self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, WriteOutcome, is_kind_of, write,
 };
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part, Step};
@@ -80,12 +81,12 @@ impl TablePlan {
         }
         // What remains of these in the end is deleted.
         let mut elements: BTreeMap<SetName, Vec<Option<&Element>>> =
-            before.elements.iter().map(|(set, elements)| (*set, elements.iter().map(Some).collect())).collect();
+            before.elements.iter().map(|(set, elements)| (*set, elements.iter().map(Some).collect())).gather();
         let is_fixed = |name: &&str| SetName::FIXED.into_iter().any(|set| set.name() == *name);
         let sets = before.shape.sets.keys().map(String::as_str);
-        let mut sets: BTreeSet<&str> = sets.filter(|name| !is_fixed(name)).collect();
+        let mut sets: BTreeSet<&str> = sets.filter(|name| !is_fixed(name)).gather();
         let mut there: BTreeMap<&str, &Vec<Rule>> =
-            before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).collect();
+            before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).gather();
         let mut compare = |plan: &mut TablePlan, item: Item| {
             let place = before.elements.get(&item.set).and_then(|elements| place(elements, &item.key));
             match place.and_then(|place| elements.get_mut(&item.set)?.get_mut(place)?.take()) {
@@ -131,7 +132,7 @@ impl TablePlan {
             let was_written = changes.is_some_and(|changes| changes.written(&key, None).is_some());
             (key, change(was_written || served.contains_key(&key), desired.frontend(&key)))
         });
-        plan.frontends = FrontendChanges(noted.collect());
+        plan.frontends = FrontendChanges(noted.gather());
         plan
     }
 
@@ -174,7 +175,7 @@ impl TablePlan {
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
         let family = self.layout.family;
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
-        let addresses: BTreeSet<ElementKey> = held.iter().map(|key| ElementKey::Value(key.address.into())).collect();
+        let addresses: BTreeSet<ElementKey> = held.iter().map(|key| ElementKey::Value(key.address.into())).gather();
         let is_shared = |set, key: &ElementKey| match set {
             SetName::Hairpins => true,
             SetName::ClusterIps => addresses.contains(key),
@@ -239,7 +240,7 @@ impl TablePlan {
         let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
         let sets = self.sets.iter().map(|set| set.key.name.as_str());
         let gone = self.delete_chains.iter().chain(&self.delete_sets).map(String::as_str);
-        made.chain(sets).chain(gone).collect()
+        made.chain(sets).chain(gone).gather()
     }
 }
 
@@ -284,13 +285,13 @@ impl table::Changes for TablePlan {
     fn parts(&self, (set, _): (SetName, Action)) -> Vec<FrontendKey> {
         let elements = self.add.get(&set).into_iter().flat_map(|elements| elements.iter());
         let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family));
-        keys.collect::<BTreeSet<_>>().into_iter().collect()
+        keys.gather::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Leaves Frontends unchanged, with all their elements; without any if a chain is deleted, which may be theirs.
     fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
         let family = self.layout.family;
-        let parts: BTreeSet<FrontendKey> = parts.iter().copied().collect();
+        let parts: BTreeSet<FrontendKey> = parts.iter().copied().gather();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
         self.add_nothing_of(&parts);
         if self.delete_chains.is_empty() && self.delete_sets.is_empty() {

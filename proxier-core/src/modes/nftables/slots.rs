@@ -12,6 +12,7 @@ use std::num::NonZeroU32;
 
 use super::pick::most_for;
 use crate::net::EndpointKey;
+use crate::pack::Gather as _;
 use crate::service::Frontend;
 use crate::snapshot::Sharing;
 
@@ -155,9 +156,9 @@ impl<'a> SlotsOf<'a> {
     pub(super) fn draws(&self) -> Vec<(u32, u32)> {
         let slots = self.with_endpoints().map(|(slot, _)| slot);
         match &self.numbers.draws {
-            None => draws(&slots.collect()).collect(),
+            None => draws(&slots.gather()).collect(),
             Some(draws) => {
-                let counted: BTreeMap<u32, u32> = slots.zip(draws.iter().copied()).collect();
+                let counted: BTreeMap<u32, u32> = slots.zip(draws.iter().copied()).gather();
                 let each = counted.into_iter().flat_map(|(slot, count)| (0..count).map(move |_| slot));
                 (0..).zip(each).collect()
             }

@@ -10,6 +10,7 @@ use crate::compat;
 use crate::config::MarkBit;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
+use crate::pack::Gather as _;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
@@ -389,6 +390,6 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
         let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
         let rules = others.flat_map(|chain| chain.rules.iter().map(move |rule| (chain, rule)));
         let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && self.own.has_jump(table, rule)));
-        foreign.filter_map(|(_, rule)| rule.target()).collect()
+        foreign.filter_map(|(_, rule)| rule.target()).gather()
     }
 }

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 
 use crate::modes::Pass;
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack};
 use crate::plan::step::Names;
@@ -84,7 +85,7 @@ pub(crate) fn add_localhost(flows: &mut UdpServices, pass: &Pass<'_>, held: &BTr
         let before = || pass.changes.written(&key, None).map(|frontend| &**frontend).filter(is_node_port);
         place.is_ipv4() && (place.ip().is_loopback() || desired(key).or_else(before).is_some())
     });
-    for port in places.map(SocketAddr::port).collect::<BTreeSet<u16>>() {
+    for port in places.map(SocketAddr::port).gather::<BTreeSet<u16>>() {
         let place = SocketAddr::new(Family::V4.localhost(), port);
         let keys = pass.facts.node_port_addresses(Family::V4).map(|address| at(address, port));
         let keys: Vec<FrontendKey> = keys.collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
 use crate::plan::step::Action;
 use crate::ports::Listener;
@@ -69,7 +70,7 @@ fn unselected(frontend: &Frontend, selected: [&Arc<[EndpointKey]>; 2]) -> Option
         return None;
     }
     let is_selected = |key: &&EndpointKey| selected.iter().any(|list| list.binary_search(key).is_ok());
-    let rest: BTreeSet<EndpointKey> = frontend.serving().filter(|key| !is_selected(key)).copied().collect();
+    let rest: BTreeSet<EndpointKey> = frontend.serving().filter(|key| !is_selected(key)).copied().gather();
     (!rest.is_empty()).then(|| rest.into_iter().collect())
 }
 

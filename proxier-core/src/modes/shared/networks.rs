@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::config::{InterfaceName, KernelNames, LocalTraffic};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::{Family, Network};
+use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Names};
@@ -35,7 +36,7 @@ pub(crate) fn of_other_proxies(host: &HostAddresses, names: &KernelNames) -> BTr
         addresses.iter().map(IpAddr::to_canonical).map(move |address| (device, address, by.clone()))
     });
     let is_theirs = |device: &str, address: &IpAddr| !bound.contains(address) || device < own;
-    addresses.filter(|(device, address, _)| is_theirs(device, address)).map(|(_, address, by)| (address, by)).collect()
+    addresses.filter(|(device, address, _)| is_theirs(device, address)).map(|(_, address, by)| (address, by)).gather()
 }
 
 /// The addresses of interfaces other than proxies' devices.

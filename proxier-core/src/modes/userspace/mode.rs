@@ -12,6 +12,7 @@ use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::pack::Gather as _;
 use crate::pack::pack;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
@@ -120,10 +121,10 @@ impl Mode {
         whole: &BTreeSet<Network>,
     ) {
         let networks: BTreeSet<Network> = if pass.full || *whole != self.whole {
-            known.routes.iter().copied().chain(self.networks(whole)).collect()
+            known.routes.iter().copied().chain(self.networks(whole)).gather()
         } else {
             let changed = pass.changes.frontends().map(|(key, _)| key.address).chain(self.unrouted.iter().copied());
-            changed.filter_map(|address| network_of(address, whole)).chain(self.kept.iter().copied()).collect()
+            changed.filter_map(|address| network_of(address, whole)).chain(self.kept.iter().copied()).gather()
         };
         for network in networks {
             match (self.needs_route(&network, whole), known.routes.contains(&network)) {
@@ -165,15 +166,15 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
 
 /// Compares the listeners: all in a full pass, otherwise those that changed. `there`: those that were read.
 fn compare(pass: &Pass<'_>, plan: &mut UserspacePlan, known: &KernelState, there: &BTreeMap<FrontendKey, Listener>) {
-    let all = pass.desired.frontends().map(|frontend| &frontend.key).chain(there.keys());
-    let changed = pass.changes.frontends().map(|(key, _)| key);
-    let keys: BTreeSet<&FrontendKey> = if pass.full { all.collect() } else { changed.collect() };
+    let all = pass.desired.frontends().map(|frontend| frontend.key).chain(there.keys().copied());
+    let changed = pass.changes.frontends().map(|(key, _)| *key);
+    let keys: BTreeSet<FrontendKey> = if pass.full { all.gather() } else { changed.gather() };
     let change = |key: &FrontendKey| {
         let wanted = listener(pass.desired, key);
         let is_same = wanted.is_some() && wanted.as_ref() == there.get(key);
         ListenerChange::new(*key, wanted, known.listeners.contains_key(key)).filter(|_| !is_same)
     };
-    plan.listeners = keys.into_iter().filter_map(change).collect();
+    plan.listeners = keys.iter().filter_map(change).collect();
 }
 
 impl modes::Mode for Mode {
@@ -210,7 +211,7 @@ impl modes::Mode for Mode {
     fn read(&mut self, desired: &Desired, _host: &HostAddresses, _facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading {
         let routes = ports.routes.networks(RouteOwner::Userspace);
         let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?;
-        let routes: BTreeSet<Network> = routes.into_keys().collect();
+        let routes: BTreeSet<Network> = routes.into_keys().gather();
         self.there = ports.relays.listeners();
         if let Some(listening) = ports.relays.elsewhere() {
             // For another process only the place is known: it is taken to be right. One that is not open cannot be
@@ -224,7 +225,7 @@ impl modes::Mode for Mode {
                 self.there.insert(*key, Listener::new(*key, ""));
             }
         }
-        let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
+        let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).gather();
         self.known = Some(KernelState { listeners, routes });
         Ok(())
     }
@@ -244,7 +245,7 @@ impl modes::Mode for Mode {
         if !pass.full {
             // A full pass checks all Frontends; between two of them only what changed or was refused.
             let changed = pass.changes.frontends().map(|(key, _)| *key);
-            let keys: BTreeSet<FrontendKey> = report.refused.iter().map(|refused| refused.key).chain(changed).collect();
+            let keys: BTreeSet<FrontendKey> = report.refused.iter().map(|refused| refused.key).chain(changed).gather();
             let frontends = keys.iter().filter_map(|key| pass.desired.frontend(key));
             report.refused = frontends.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
         }
@@ -266,7 +267,7 @@ impl modes::Mode for Mode {
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
-        Some(Plan::of_mode(UserspacePlan { whole, unusable, held, ..plan }, forget.collect()))
+        Some(Plan::of_mode(UserspacePlan { whole, unusable, held, ..plan }, forget.gather()))
     }
 
     /// Does nothing if this process cannot relay at all.
@@ -309,7 +310,7 @@ impl modes::Mode for Mode {
             }
         }
         self.look_at = (!kept.is_empty()).then(|| plan.now.saturating_add(LOOK_AGAIN));
-        self.kept = kept.into_iter().collect();
+        self.kept = kept.into_iter().gather();
         changes.confirm_all_but(|key| unserved.contains(key));
         (self.whole, self.told, self.held) = (plan.whole, plan.unusable, plan.held);
         self.known = Some(known);
@@ -392,5 +393,5 @@ fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
 fn loops(desired: &Desired, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
     let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
     let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));
-    endpoints.filter_map(at).collect()
+    endpoints.filter_map(at).gather()
 }

@@ -21,6 +21,7 @@ use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, Network};
+use crate::pack::Gather as _;
 use crate::plan::execute::{call, next_call};
 use crate::plan::operation::{Operation, SetIn, items};
 use crate::plan::report::Applied;
@@ -361,7 +362,7 @@ impl<'a> Run<'a, '_> {
         // Entries to delete stay for now, because virtual servers may still need them.
         let there = self.observed.sets.get(&set.key).into_iter().flatten();
         let all: BTreeSet<&Element> =
-            there.chain(self.wanted.entries(set.key)).chain(elements.iter().copied()).collect();
+            there.chain(self.wanted.entries(set.key)).chain(elements.iter().copied()).gather();
         sets.replace(set, &all.iter().copied().collect::<Vec<_>>())?;
         let all: BTreeSet<Element> = all.into_iter().cloned().collect();
         let count = all.len();

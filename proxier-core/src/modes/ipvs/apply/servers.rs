@@ -12,6 +12,7 @@ use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::pack::Gather as _;
 use crate::plan::operation::{Operation as PlanOperation, items};
 use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, SetKey, SetKind};
 use crate::service::Frontend;
@@ -201,7 +202,7 @@ impl Observed {
         let there = self.virtual_servers.get(&key);
         let mut config = there.map(|server| server.config);
         let reals = there.into_iter().flat_map(|server| server.real_servers.iter());
-        let mut reals: BTreeMap<_, _> = reals.map(|real| (real.key, real)).collect();
+        let mut reals: BTreeMap<_, _> = reals.map(|real| (real.key, real)).gather();
         for operation in operations {
             let PlanOperation::Server(operation, _) = operation else { continue };
             match operation {

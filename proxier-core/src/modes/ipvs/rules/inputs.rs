@@ -12,6 +12,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::networks::PodTraffic;
 use crate::net::{Family, Network};
 use crate::ports::{SetKey, SetKind};
+use crate::pack::Gather as _;
 use crate::service::{Frontend, NodeFacts};
 
 /// Capabilities of iptables and the kernel that some rules need. Default: all.
@@ -91,14 +92,14 @@ impl Inputs {
         Inputs {
             family,
             prefix: facts.config().names.prefix,
-            filled: of_family.filter(|kind| decides(*kind)).collect(),
-            barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
+            filled: of_family.filter(|kind| decides(*kind)).gather(),
+            barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).gather(),
             masquerade_all: facts.config().masquerade_all,
             pods: PodTraffic::from_facts(facts, family),
             masquerade_bit: facts.config().masquerade_bit,
             capabilities,
             by_routes: routes.is_on,
-            guarded_networks: routes.whole.into_iter().filter(|of| Family::of(of.addr()) == family).collect(),
+            guarded_networks: routes.whole.into_iter().filter(|of| Family::of(of.addr()) == family).gather(),
             input_drops: false,
         }
     }
@@ -116,7 +117,7 @@ impl Inputs {
         observed: &Observed,
     ) {
         let family = self.family;
-        let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).collect();
+        let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).gather();
         let stays = |set: &SetKey, count: usize| count > deleted.iter().filter(|(of, _)| of == set).count();
         let decide = |set: &SetKey| set.family == family && decides(set.kind);
         let sets = observed.sets.iter().filter(|(set, entries)| decide(set) && stays(set, entries.len()));

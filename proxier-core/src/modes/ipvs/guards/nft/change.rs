@@ -14,6 +14,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::shared::table::{
     self, ChainRules, Changes, Fate, LabelledTransaction, Layout as _, WriteOutcome, write_layout,
 };
+use crate::pack::Gather as _;
 use crate::plan::operation::Whole;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortErrorKind, SetKey, SetKind, Tables};
@@ -85,7 +86,7 @@ impl Changes for EntryChanges<'_> {
     }
 
     fn leave_out(&mut self, set: SetKind, parts: &[Self::Part]) {
-        let parts: BTreeSet<&Element> = parts.iter().map(|(_, element)| element).collect();
+        let parts: BTreeSet<&Element> = parts.iter().map(|(_, element)| element).gather();
         for entries in [&mut self.delete, &mut self.add] {
             entries.entry(set).or_default().retain(|element| !parts.contains(element));
         }

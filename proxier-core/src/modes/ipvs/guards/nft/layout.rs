@@ -38,6 +38,7 @@ use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, name, 
 use crate::modes::shared::table::{self, ChainRules, Layout as _};
 use crate::net::{Family, Network};
 use crate::ports::SetKind;
+use crate::pack::Gather as _;
 use crate::service::NodeFacts;
 
 /// Chain: keeps the destination of a connection.
@@ -100,7 +101,7 @@ impl Layout {
             guarded_networks: BTreeSet::new(),
             sets: BTreeMap::new(),
         };
-        layout.sets = SetKind::ALL_OF_NFT.into_iter().map(|kind| (kind, layout.set(kind))).collect();
+        layout.sets = SetKind::ALL_OF_NFT.into_iter().map(|kind| (kind, layout.set(kind))).gather();
         layout
     }
 

@@ -19,6 +19,7 @@ use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{self, is_ours, remove_table};
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey};
+use crate::pack::Gather as _;
 use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Step};
@@ -116,10 +117,10 @@ impl Tables {
             }
             layout.by_routes = routes.is_some_and(|routes| routes.is_on) || observed.routes.has_family(family);
             let networks = routes.into_iter().flat_map(|routes| &routes.whole).chain(observed.routes.whole.keys());
-            layout.guarded_networks = networks.filter(|of| Family::of(of.addr()) == family).copied().collect();
+            layout.guarded_networks = networks.filter(|of| Family::of(of.addr()) == family).copied().gather();
             (family, Arc::new(layout))
         };
-        self.wanted = pass.families().map(layout).collect();
+        self.wanted = pass.families().map(layout).gather();
         self.wanted.clone()
     }
 
@@ -152,7 +153,7 @@ pub fn marks(
 ) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
     let (contents, unread) = read_contents(config.families.iter(), config, tables);
     let marks = records(&contents).filter_map(split::marked).map(|(frontend, server)| (server, frontend));
-    if unread.is_empty() { Ok(marks.collect()) } else { Err(unread) }
+    if unread.is_empty() { Ok(marks.gather()) } else { Err(unread) }
 }
 
 /// The entries of these families' tables; none without the table, or without nf_tables.
