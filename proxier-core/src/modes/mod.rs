@@ -282,7 +282,7 @@ pub struct Plan {
 }
 
 /// A mode's work in a plan: what a preview shows, and what the mode carries out.
-pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
+pub(crate) trait Work: Any + Send + Sync {
     fn is_empty(&self) -> bool;
 
     /// The operations, in the order in which they run.
@@ -291,6 +291,12 @@ pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
     /// Whether it replaces what another mode serves.
     fn takes_over(&self) -> bool {
         false
+    }
+}
+
+impl fmt::Debug for dyn Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.operations()).finish()
     }
 }
 
@@ -382,7 +388,7 @@ pub(crate) struct Outcome {
 ///
 /// A new mode implements the methods without a body. Those with a body are for modes whose kernel part has more to it:
 /// devices, routes, draining real servers.
-pub(crate) trait Mode: fmt::Debug + Send + Sync {
+pub(crate) trait Mode: Send + Sync {
     fn kind(&self) -> Kind;
 
     /// Whether Services are compiled with their ports. The answer must not change.
@@ -483,5 +489,11 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The desired virtual servers and the kernel's, in a mode that has any.
     fn servers<'a>(&'a self, _desired: &'a Desired) -> Option<ipvs::Servers<'a>> {
         None
+    }
+}
+
+impl fmt::Debug for dyn Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.kind(), f)
     }
 }

@@ -38,11 +38,18 @@ pub(crate) enum Operation<'a> {
 }
 
 /// One write that changes many objects: a transaction of a table, or a restore of rules.
-pub(crate) trait Whole: fmt::Debug {
+pub(crate) trait Whole {
     /// Kind of object, and verb, of [`Whole::step`].
     fn kind(&self) -> (Part, Action);
 
     fn step(&self) -> Step;
+}
+
+// Not a supertrait, here and of modes: that would put the code that prints all their types into each program.
+impl fmt::Debug for dyn Whole + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.step(), f)
+    }
 }
 
 /// An ipset, or the set of that kind in an nf_tables table. Prints as `KUBE-CLUSTER-IP`, or `ip proxier-ipvs
