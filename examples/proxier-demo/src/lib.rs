@@ -8,6 +8,7 @@ pub mod build;
 pub mod commands;
 pub mod engine;
 pub mod exit;
+mod gather;
 pub mod histogram;
 pub mod message;
 pub mod output;

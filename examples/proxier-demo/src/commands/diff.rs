@@ -23,6 +23,7 @@ use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::commands::trace::packet;
 use crate::engine::{Engine, kernel};
 use crate::exit::DIFFERS;
+use crate::gather::Gather as _;
 use crate::output::{Output, lines};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
@@ -87,9 +88,9 @@ impl Found {
             let of_entry = |entry: &SnapshotEntry| {
                 let key = FrontendKey::try_from(entry.virtual_server.server.key).ok()?;
                 let taking = entry.real_servers.iter().filter(|real| real.server.config.weight.get() > 0);
-                Some((key, taking.map(|real| EndpointKey::new(real.server.key.addr, real.server.key.port)).collect()))
+                Some((key, taking.map(|real| EndpointKey::new(real.server.key.addr, real.server.key.port)).gather()))
             };
-            let endpoints = snapshot.entries.iter().filter_map(of_entry).collect();
+            let endpoints = snapshot.entries.iter().filter_map(of_entry).gather();
             return Ok(Found { mode: Kind::Ipvs, endpoints: Some(endpoints), addresses });
         }
         let side = Engine::in_memory(configured, Sketch::default());
@@ -97,7 +98,7 @@ impl Found {
         let served = list_frontends(Kind::Iptables, known.0, known.1, &mut ports).unwrap_or_default();
         if !served.is_empty() {
             let endpoints =
-                served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).collect();
+                served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).gather();
             return Ok(Found { mode: Kind::Iptables, endpoints: Some(endpoints), addresses });
         }
         if let Some(endpoints) = list_kube_proxy(ports.tables)? {
@@ -277,7 +278,7 @@ impl Differences {
         let (from, to) = (before.proxier().mode(), after.proxier().mode());
         let mut services = ByService::new();
         let keys = |side: &Side| side.proxier().desired().frontends().map(|frontend| frontend.key).collect::<Vec<_>>();
-        let all: BTreeSet<FrontendKey> = keys(before).into_iter().chain(keys(after)).collect();
+        let all: BTreeSet<FrontendKey> = keys(before).into_iter().chain(keys(after)).gather();
         let owner = |key: &FrontendKey| {
             let owner = [after, before].into_iter().find_map(|side| side.proxier().desired().owner(key));
             owner.map(ToString::to_string).unwrap_or_default()
@@ -299,7 +300,7 @@ impl Differences {
                 services.entry(owner(&key)).or_default().entry(differs).or_default().push(key);
             }
         }
-        let ports: BTreeSet<_> = keys(after).into_iter().map(|key| (key.protocol, key.port)).collect();
+        let ports: BTreeSet<_> = keys(after).into_iter().map(|key| (key.protocol, key.port)).gather();
         let is_wanted = |key: &FrontendKey| {
             let is_port = key.address.is_unspecified() && ports.contains(&(key.protocol, key.port));
             is_port || after.proxier().desired().frontend(key).is_some()
@@ -361,9 +362,9 @@ impl Differences {
 fn stale(found: &Found, before: &Side, key: &FrontendKey) -> Option<Difference> {
     let held = found.endpoints(key)?;
     let frontend = before.proxier().desired().frontend(key)?;
-    let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().collect();
+    let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().gather();
     // Chains forward to the lists for all clients.
-    let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().collect();
+    let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().gather();
     let is_same = if found.mode.facts().has_virtual_servers {
         held == wanted
     } else {

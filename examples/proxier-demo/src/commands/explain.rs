@@ -21,6 +21,7 @@ use crate::commands::policies::{Policy, policies, policy_name};
 use crate::commands::render::{Simulated, addresses_of_node, simulate, warn_of_no_address};
 use crate::engine::view::unreadable_line;
 use crate::exit::FAILED;
+use crate::gather::Gather as _;
 use crate::message::change::Snapshot;
 use crate::output::{Output, lines, say};
 use crate::problem::{Problem, Stopped};
@@ -96,7 +97,7 @@ impl Subject {
 fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject, node: &[IpAddr]) {
     let (addresses, ports) = match asked {
         Subject::Service(key, _) => match snapshot.services.get(key) {
-            Some(service) => (addresses(service).collect(), node_ports(service, node).collect()),
+            Some(service) => (addresses(service).collect(), node_ports(service, node).gather()),
             None => return,
         },
         Subject::Frontend(key) => {
@@ -105,7 +106,7 @@ fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject, node: &[IpAddr]) 
             let having = sharing(snapshot, &asked.0, &asked.1, node);
             let services = || having.iter().filter_map(|key| snapshot.services.get(key));
             let ports = services().flat_map(|service| node_ports(service, node)).chain(asked.1);
-            (services().flat_map(|service| self::addresses(service)).chain(asked.0).collect(), ports.collect())
+            (services().flat_map(|service| self::addresses(service)).chain(asked.0).collect(), ports.gather())
         }
     };
     let mut kept = sharing(snapshot, &addresses, &ports, node);
@@ -140,7 +141,7 @@ fn sharing(
         self::addresses(service).any(|address| addresses.contains(&address))
             || node_ports(service, node).any(|port| ports.contains(&port))
     };
-    snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).collect()
+    snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).gather()
 }
 
 fn is_of(key: &ObjectKey, slice: &EndpointSliceObject, services: &BTreeSet<ObjectKey>) -> bool {
@@ -250,7 +251,7 @@ fn near(proxier: &Reconciler, asked: &str) -> String {
         })
         .filter(|(distance, _)| *distance <= 3)
         .collect();
-    names.sort();
+    names.sort_unstable();
     let names: Vec<String> = names.into_iter().take(5).map(|(_, name)| name).collect();
     if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
 }
@@ -292,7 +293,7 @@ impl Explanation {
         let name = service.key.to_string();
         let refused: Vec<Refused> = proxier.refused().filter(|refused| refused.service == name).collect();
         let left_out: BTreeSet<(Protocol, EndpointKey)> =
-            refused.iter().filter_map(|refused| Some((refused.key.protocol, refused.endpoint?))).collect();
+            refused.iter().filter_map(|refused| Some((refused.key.protocol, refused.endpoint?))).gather();
         let owned: Vec<&Frontend> = desired
             .frontends()
             .filter(|frontend| desired.owner(&frontend.key) == Some(&service.key) && is_asked(frontend.key))
@@ -312,7 +313,7 @@ impl Explanation {
             let of_port =
                 numbers.filter_map(|(is_node_port, number)| by_port.get(&(is_node_port, port.protocol, number?)));
             let mut frontends: Vec<(Frontend, String)> = of_port.flatten().map(answers).collect();
-            frontends.sort_by_key(|(frontend, _)| frontend.key);
+            frontends.sort_unstable_by_key(|(frontend, _)| frontend.key);
             if found.frontend.is_some() && frontends.is_empty() {
                 continue;
             }
@@ -321,7 +322,7 @@ impl Explanation {
             // The Frontends of a port and family share their weights.
             let of_family = |family| frontends.iter().find(|(of, _)| of.key.family() == family);
             let weights = Family::ALL.into_iter().filter_map(|family| of_family(family)?.0.weights.as_deref());
-            let weights: BTreeMap<EndpointKey, u16> = weights.flatten().copied().collect();
+            let weights: BTreeMap<EndpointKey, u16> = weights.flatten().copied().gather();
             let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
             let endpoints = families
                 .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
@@ -346,7 +347,7 @@ impl Explanation {
             ports.push(PortPart { port: port.clone(), frontends, endpoints });
         }
         let keys: BTreeSet<FrontendKey> =
-            ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
+            ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).gather();
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
         let not_served = refused.iter().map(|Refused { key, endpoint, reason, .. }| match endpoint {
             Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
@@ -355,7 +356,7 @@ impl Explanation {
         let conflicts = desired.conflicts().filter(|of| *of.owner == service.key);
         let conflicts =
             conflicts.map(|of| format!("{}: asked for by {} too, which does not get it", of.key, of.refused));
-        let slices: BTreeSet<&ObjectKey> = store.slices_of(&service.key).map(|slice| &slice.key).collect();
+        let slices: BTreeSet<&ObjectKey> = store.slices_of(&service.key).map(|slice| &slice.key).gather();
         let is_about = |key: &ObjectKey| *key == service.key || slices.contains(key);
         let rejections = proxier.rejections().filter(|rejection| is_about(&rejection.key));
         Explanation {

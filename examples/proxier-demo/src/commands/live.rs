@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::commands::show::serving;
 use crate::engine::beside::obstacles;
 use crate::engine::kernel;
+use crate::gather::Gather as _;
 use crate::output;
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
@@ -116,7 +117,7 @@ impl LiveState {
     }
 
     fn right(&self) -> impl Iterator<Item = (&String, &String)> {
-        let wrong: BTreeSet<&String> = self.differences.iter().map(|difference| &difference.what).collect();
+        let wrong: BTreeSet<&String> = self.differences.iter().map(|difference| &difference.what).gather();
         self.inspection.parts.iter().filter(move |(what, _)| !wrong.contains(what))
     }
 

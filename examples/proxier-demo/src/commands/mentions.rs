@@ -10,6 +10,7 @@ use proxier_core::ports::{LocalRoute, RouteOwner};
 use proxier_core::sketch::KernelState;
 use serde::Serialize;
 
+use crate::gather::Gather as _;
 use crate::settings::cli::packet;
 
 /// A line, and the tool that would print it.
@@ -37,7 +38,7 @@ pub(super) fn of(
     let mut found = Vec::new();
     let mut add = |tool, line: String| found.push(Mention { tool, line });
     let servers: BTreeSet<VirtualServerKey> =
-        frontends.iter().map(|key| (*key).into()).chain(marks.iter().copied()).collect();
+        frontends.iter().map(|key| (*key).into()).chain(marks.iter().copied()).gather();
     for line in state.ipvs.lines().filter(|line| server_of(line).is_some_and(|server| servers.contains(&server))) {
         add("ipvsadm", line.to_owned());
     }
@@ -51,7 +52,7 @@ pub(super) fn of(
         add("ip route", route(ours));
     }
     let is_about = |key: Option<FrontendKey>| key.is_some_and(|key| frontends.contains(&key));
-    let numbers: BTreeSet<(Protocol, u16)> = frontends.iter().map(|key| (key.protocol, key.port)).collect();
+    let numbers: BTreeSet<(Protocol, u16)> = frontends.iter().map(|key| (key.protocol, key.port)).gather();
     for (set, (_, entries)) in &state.sets {
         let is_number =
             |entry: &str| node_ports(set).zip(entry.parse().ok()).is_some_and(|node_port| numbers.contains(&node_port));

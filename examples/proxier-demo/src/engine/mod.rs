@@ -36,6 +36,7 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use crate::engine::choose::Preparing;
 use crate::engine::needs::{Findings, Tried};
 use crate::engine::neighbours::Neighbours;
+use crate::gather::Gather as _;
 use crate::message::change::{Change, Snapshot, Unreadable};
 use crate::problem::Problem;
 use crate::settings::Settings;
@@ -237,7 +238,7 @@ impl<K: Kernel> Engine<K> {
         let origin = self.origin;
         let report = self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports());
         if !self.unreadable_since.is_empty() {
-            let now: BTreeSet<_> = self.proxier.store().unreadable().map(|(kind, key, _)| (kind, key)).collect();
+            let now: BTreeSet<_> = self.proxier.store().unreadable().map(|(kind, key, _)| (kind, key)).gather();
             self.unreadable_since.retain(|(kind, key), _| now.contains(&(*kind, key)));
         }
         report

@@ -12,6 +12,7 @@ use proxier_core::kernel::KernelPorts;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::gather::Gather as _;
 use crate::message::{Message, NeighboursByUser};
 use crate::settings::cli::{Configured, Source};
 
@@ -67,7 +68,7 @@ impl Neighbours {
             let newest = seen.values().max().copied().unwrap_or(now);
             seen.retain(|_, at| newest.saturating_duration_since(*at) < KEPT);
         }
-        self.seen.iter().map(|(user, seen)| (user.clone(), seen.keys().copied().collect())).collect()
+        self.seen.iter().map(|(user, seen)| (user.clone(), seen.keys().copied().gather())).gather()
     }
 }
 

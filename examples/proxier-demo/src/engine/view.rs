@@ -13,6 +13,7 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::json;
 
 use crate::engine::{Engine, Kernel};
+use crate::gather::Gather as _;
 use crate::message::Begun;
 use crate::message::view::{ServiceView, View, listed};
 
@@ -34,7 +35,7 @@ impl<K: Kernel> Engine<K> {
         let (proxier, now) = (self.proxier(), self.now());
         let (store, desired) = (proxier.store(), proxier.desired());
         let names = Names::new(store, desired);
-        let lost: BTreeSet<_> = desired.conflicts().map(|conflict| (conflict.key, conflict.refused)).collect();
+        let lost: BTreeSet<_> = desired.conflicts().map(|conflict| (conflict.key, conflict.refused)).gather();
         let services = desired.all_compiled().map(|compiled| ServiceView {
             key: compiled.service.clone(),
             ports: store.service(&compiled.service).map(|service| service.ports.clone()).unwrap_or_default(),
@@ -79,7 +80,7 @@ impl<K: Kernel> Engine<K> {
             "heldBack": listed(proxier.held(), held),
         });
         let may_have = desired.frontends().filter(|frontend| frontend.can_split());
-        let marks = may_have.filter_map(|frontend| Some((frontend.key, proxier.split(&frontend.key)?))).collect();
+        let marks = may_have.filter_map(|frontend| Some((frontend.key, proxier.split(&frontend.key)?))).gather();
         View {
             marks,
             begun,

@@ -107,7 +107,7 @@ impl FileWatch {
             tracing::warn!("no inotify ({error}); files are checked every {} s", Self::POLL.as_secs());
         }
         let mut directories: Vec<PathBuf> = paths.iter().map(|path| directory_of(path)).collect();
-        directories.sort();
+        directories.sort_unstable();
         directories.dedup();
         let mut watch = FileWatch { events: events.ok(), directories, watches: BTreeMap::new() };
         watch.renew();

@@ -9,6 +9,7 @@ use http::{StatusCode, header};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::gather::Gather as _;
 use crate::settings::cli::flags_of;
 use crate::status::metrics::Metrics;
 use crate::status::server::{Answer, HttpRequest, text};
@@ -31,7 +32,7 @@ fn page(name: &str, lines: &str, asked: &HttpRequest) -> Answer {
 
 /// `/flagz`: each flag with the value in effect, including those from a file.
 pub(super) fn flags(configuration: &Value, asked: &HttpRequest) -> Answer {
-    let flags: BTreeMap<&str, String> = flags_of(configuration).collect();
+    let flags: BTreeMap<&str, String> = flags_of(configuration).gather();
     let lines: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     page("flagz", &lines.concat(), asked)
 }

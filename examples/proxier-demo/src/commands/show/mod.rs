@@ -53,9 +53,9 @@ pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, S
         }
         Err(error) => return Err(error.into()),
     };
-    entries.sort_by_key(|entry| entry.virtual_server.server.key);
+    entries.sort_unstable_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
-        entry.real_servers.sort_by_key(|real| real.server);
+        entry.real_servers.sort_unstable_by_key(|real| real.server);
     }
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =

@@ -148,7 +148,7 @@ impl History {
         }
         let compared = self.next(counters, at);
         let mut servers: Vec<ServerRates> = reading.into_iter().map(|one| rated(one, &compared)).collect();
-        servers.sort_by(|a, b| {
+        servers.sort_unstable_by(|a, b| {
             let active = b.connections().cmp(&a.connections());
             faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
         });
@@ -164,7 +164,7 @@ fn rated((server, real_servers): Reading, compared: &Comparison) -> ServerRates 
     let rates = compared.rates((key, None), Some(&server.stats));
     let of_real = |real: &ObservedRealServer| compared.rates((key, Some(real.server.key)), Some(&real.stats));
     let mut real_servers: Vec<_> = real_servers.into_iter().map(|real| (real, of_real(&real))).collect();
-    real_servers.sort_by(|(a, of_a), (b, of_b)| {
+    real_servers.sort_unstable_by(|(a, of_a), (b, of_b)| {
         let active = b.active_connections.cmp(&a.active_connections);
         faster(of_b.as_ref(), of_a.as_ref()).then(active).then_with(|| a.server.cmp(&b.server))
     });

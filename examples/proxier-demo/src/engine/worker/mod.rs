@@ -18,6 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use crate::engine::{Engine, Kernel, memory};
+use crate::gather::Gather as _;
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Event, Message};
 use crate::output::{self, changes};
@@ -456,7 +457,7 @@ impl Worker {
             );
             self.warn_of_node(Reason::NOT_AS_CONFIGURED, note);
         }
-        let health_checks = engine.proxier.desired().health_checks().map(|(key, check)| (key.clone(), check)).collect();
+        let health_checks = engine.proxier.desired().health_checks().map(|(key, check)| (key.clone(), check)).gather();
         let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
     }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use self::read::{Contents, Id};
+use crate::gather::Gather as _;
 use crate::message::change::{Change, Unreadable, unannounced};
 use crate::message::{Changes, Closed};
 use crate::problem::Problem;
@@ -152,7 +153,7 @@ impl Manifests {
         let mut again_soon = false;
         let mut unlisted = Vec::new();
         let mut present = BTreeSet::new();
-        let completed: BTreeSet<&PathBuf> = completed.iter().collect();
+        let completed: BTreeSet<&PathBuf> = completed.iter().gather();
         for path in &self.paths {
             match files_of(path) {
                 Ok(files) => present.extend(files),
@@ -286,7 +287,7 @@ impl Manifests {
     fn order(&self) -> Vec<(&Path, &File)> {
         let rank = |path: &Path| self.paths.iter().position(|given| path.starts_with(given));
         let mut order: Vec<_> = self.files.iter().map(|(path, file)| (path.as_path(), file)).collect();
-        order.sort_by_key(|(path, _)| rank(path));
+        order.sort_unstable_by_key(|(path, _)| (rank(path), *path));
         order
     }
 }
@@ -367,7 +368,7 @@ impl File {
             }
             is_same
         });
-        let unreadable: BTreeSet<Id> = contents.unreadable.into_iter().collect();
+        let unreadable: BTreeSet<Id> = contents.unreadable.into_iter().gather();
         let is_kept = |id: &Id| unreadable.contains(id) && objects.binary_search_by(|(of, _)| of.cmp(id)).is_err();
         let kept: Vec<_> = self.objects.drain(..).filter(|(id, _)| is_kept(id)).collect();
         objects.extend(kept);

@@ -55,7 +55,7 @@ pub(super) fn of_kernel() -> Reader {
         let client = opened.as_mut()?;
         let stats = client.get_virtual_server(key).ok()?.stats;
         let mut real_servers = client.list_real_servers(key).ok()?;
-        real_servers.sort_by_key(|real| real.server);
+        real_servers.sort_unstable_by_key(|real| real.server);
         Some(ServerCounters { stats, real_servers })
     })
 }
