@@ -970,7 +970,7 @@ fn a_udp_flow_lives_while_it_is_used() {
     ] {
         test(|| {
             let servers = pods.map(Echo::start);
-            let settings = Settings { udp_idle: LIMIT, ..Settings::default() };
+            let mut settings = Settings { udp_idle: LIMIT, ..Settings::default() };
             let mut relay = Relay::start(settings.clone()).unwrap();
             let addresses = [servers[0].address, servers[1].address];
             relay.serve(&listener(&format!("UDP {service}"), &addresses)).unwrap();

@@ -227,8 +227,7 @@ pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<
             transaction.table(table.clone()).edit(edit.clone());
         }
     }
-    let before: BTreeMap<&ChainName, &[Rule]> =
-        before.chains.iter().map(|chain| (&chain.name, &*chain.rules)).gather();
+    let before: BTreeMap<&ChainName, &[Rule]> = before.chains.iter().map(|chain| (&chain.name, &*chain.rules)).gather();
     for chain in now.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules)) {
         transaction.table(TableName::NAT).replace_chain(&chain.name, chain.rules.iter().cloned());
     }

@@ -11,8 +11,8 @@ use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::ports::{SetKey, SetKind, place_of};
 use crate::pack::Gather as _;
+use crate::ports::{SetKey, SetKind, place_of};
 use crate::service::{Compiled, Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 

@@ -11,8 +11,8 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::networks::PodTraffic;
 use crate::net::{Family, Network};
-use crate::ports::{SetKey, SetKind};
 use crate::pack::Gather as _;
+use crate::ports::{SetKey, SetKind};
 use crate::service::{Frontend, NodeFacts};
 
 /// Capabilities of iptables and the kernel that some rules need. Default: all.

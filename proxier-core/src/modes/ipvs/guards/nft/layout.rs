@@ -37,8 +37,8 @@ use crate::modes::shared::networks::PodTraffic;
 use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, name, no_fields, of_pods, rejections};
 use crate::modes::shared::table::{self, ChainRules, Layout as _};
 use crate::net::{Family, Network};
-use crate::ports::SetKind;
 use crate::pack::Gather as _;
+use crate::ports::SetKind;
 use crate::service::NodeFacts;
 
 /// Chain: keeps the destination of a connection.
