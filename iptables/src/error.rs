@@ -44,7 +44,7 @@ pub enum ErrorKind {
     NoKernelSupport,
     /// The host's rules are in the other back end, or in both.
     MixedBackends,
-    /// Starting the program, or communicating with it, failed.
+    /// Starting the program, or communicating with it, failed, or a signal ended it.
     Io,
     /// The program failed in an unknown way. The message contains its output.
     Other,

@@ -105,18 +105,22 @@ fn kind_of(stderr: &str) -> ErrorKind {
     }
 }
 
+/// The kind of a failure of this program. One that was killed tells nothing about the kernel or its input.
+fn kind_of_run(output: &Output, stderr: &str) -> ErrorKind {
+    if output.code.is_none() { ErrorKind::Io } else { kind_of(stderr) }
+}
+
 /// The error of a program that got no input.
 pub(crate) fn of_program(doing: &str, output: &Output) -> Error {
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let said = message(&stderr);
-    Error::new(
-        kind_of(&stderr),
-        format!("{doing} failed ({}): {}{}", code(output), excerpt(&said), advice(kind_of(&stderr), &stderr)),
-    )
+    let (kind, said) = (kind_of_run(output, &stderr), message(&stderr));
+    let text = format!("{doing} failed ({}): {}{}", code(output), excerpt(&said), advice(kind, &stderr));
+    Error::new(kind, text.trim_end_matches(": ").to_owned())
 }
 
+/// How a program ended. It is killed most often because its container may not have more memory.
 fn code(output: &Output) -> String {
-    output.code.map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit code {code}"))
+    output.code.map_or_else(|| "killed by a signal; out of memory?".to_owned(), |code| format!("exit code {code}"))
 }
 
 fn advice(kind: ErrorKind, said: &str) -> &'static str {
@@ -169,11 +173,12 @@ impl<'t> Diagnosis<'t> {
         let lines: Vec<&str> = text.lines().collect();
         let number = line_number(&stderr);
         let (table, committed) = number.map_or((None, Vec::new()), |n| tables_at(&lines, n));
-        let kind = match kind_of(&stderr) {
+        let kind = match kind_of_run(output, &stderr) {
             ErrorKind::Other if number.is_some() => ErrorKind::Rejected,
             kind => kind,
         };
-        let mut diagnosis = Self { lines, kind, number, table, committed, said: message(&stderr) };
+        let said = Some(message(&stderr)).filter(|said| !said.is_empty()).unwrap_or_else(|| code(output));
+        let mut diagnosis = Self { lines, kind, number, table, committed, said };
         // Found at commit, so the number is that of the COMMIT line: find the jump to the missing chain.
         if let Some(chain) = between(&stderr, "Chain '", "' does not exist") {
             diagnosis.blame(|line| jump_of(line).is_some_and(|target| target == chain));
@@ -362,6 +367,15 @@ mod tests {
                 assert!(said.contains(reason) && said.contains("mount the host's file"), "{said}");
                 assert!(error.kind() == ErrorKind::Permission && !said.contains("CAP_NET_ADMIN"), "{said}");
             }
+        }
+    }
+
+    /// The message had no reason.
+    #[test]
+    fn the_error_of_a_program_that_says_nothing_tells_how_it_ended() {
+        for (code, reason) in [(None, "killed by a signal; out of memory?"), (Some(1), "exit code 1")] {
+            let error = Diagnosis::new("*nat\nCOMMIT\n", &Output::new(code)).into_error("restoring");
+            assert_eq!(error.to_string(), format!("restoring failed: {reason}"));
         }
     }
 

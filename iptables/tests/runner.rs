@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use iptables::fake::FakeHost;
 use iptables::{
-    Backend, Chain, Counters, Dump, Edit, Error, ErrorKind, Family, Invocation, Iptables, Limits, LockGuard, Output,
-    Policy, ProgramVersion, Rule, Runner, Survey, TableName, Transaction,
+    Backend, BackendChoice, Chain, Counters, Dump, Edit, Error, ErrorKind, Family, Invocation, Iptables, Limits,
+    LockGuard, Output, Policy, ProgramVersion, Rule, Runner, Survey, TableName, Transaction,
 };
 use suite::{chain, rule};
 
@@ -246,7 +246,20 @@ fn words_that_only_begin_like_a_known_complaint_are_none() {
         assert_eq!(error.kind(), ErrorKind::Rejected, "{words}");
     }
     let error = refused(None, "");
-    assert_eq!(error.kind(), ErrorKind::Other, "a signal ended it");
+    assert_eq!(error.kind(), ErrorKind::Io, "a signal ended it");
+}
+
+/// The other back end was chosen, or no back end was usable, because memory was short for a moment.
+#[test]
+fn a_program_that_was_killed_decides_no_back_end() {
+    let host = Noted::new(FakeHost::new());
+    *host.listing.lock().unwrap() = Some(Output::new(None));
+    assert_eq!(Survey::take(&host).unwrap_err().kind(), ErrorKind::Io);
+    *host.listing.lock().unwrap() = None;
+    let survey = Survey::take(&host).unwrap();
+    *host.words.lock().unwrap() = Some(Output::new(None));
+    let error = survey.open(&host, Family::Ipv4, BackendChoice::Detect).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
 }
 
 #[test]
