@@ -1,6 +1,7 @@
 //! Rules over [`iptables::Iptables`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error as _;
 use std::fmt;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -61,6 +62,8 @@ fn kind_of(error: &Error) -> PortErrorKind {
         | ErrorKind::MixedBackends => PortErrorKind::Unavailable,
         ErrorKind::InvalidName | ErrorKind::InvalidToken | ErrorKind::Rejected => PortErrorKind::Invalid,
         ErrorKind::TimedOut => PortErrorKind::Unknown,
+        // A program that was killed, such as for its memory, tells nothing about the kernel or its input.
+        ErrorKind::Io if error.source().is_none() => PortErrorKind::Unknown,
         ErrorKind::Io => super::error::io_kind(error),
         _ => PortErrorKind::Other,
     }
@@ -362,5 +365,20 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             .zip(answers)
             .map(|((iptables, (family, _)), answer)| self.keep(*family, iptables?, answer?));
         outcomes.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node fell back to another mode for as long as the process ran.
+    #[test]
+    fn a_program_that_was_killed_shows_no_lack() {
+        let killed = Error::new(ErrorKind::Io, "iptables-nft-save failed (killed by a signal; out of memory?)");
+        assert_eq!(kind_of(&killed), PortErrorKind::Unknown);
+        let refused = Error::new(ErrorKind::Io, "cannot start iptables-nft-save");
+        let refused = refused.with_source(std::io::Error::from_raw_os_error(nix::libc::ENOMEM));
+        assert_eq!(kind_of(&refused), PortErrorKind::Busy);
     }
 }
