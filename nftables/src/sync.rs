@@ -20,10 +20,11 @@ use crate::transaction::{RulePlace, Transaction};
 ///
 /// * Existing rules stay if they are in the desired order. Others are deleted, and missing ones are inserted. Rules
 ///   with the same text ([`Rule::to_nft`]) are equal, whether this crate or nft wrote their expressions.
-/// * Elements of a set to which rules write ([`SetFlags::DYNAMIC`]) are added but never deleted. In a set with
-///   [`auto_merge`](Set::auto_merge), ranges are merged first.
+/// * Elements of a set to which rules write ([`SetFlags::DYNAMIC`]) are added but never deleted. Ranges of a single
+///   field are merged first ([`Set::merge`]).
 /// * A chain with another hook, a set with another type, or an object with other values is deleted and created again.
-///   The rules and elements that refer to it are too, all atomically.
+///   The rules and elements that refer to it are too, all atomically. Of an object with timeouts of connections only
+///   the desired states are compared.
 /// * Everything else in the table is deleted, or kept with [`keep_others`](TableSpec::keep_others).
 ///
 /// Rules must not refer to [anonymous sets](Transaction::add_anonymous_set), since those are created with each rule.
@@ -261,7 +262,7 @@ impl<'a> Difference<'a> {
             }
             for found in observed.objects.iter().map(|found| &found.object) {
                 let is_same = parts.objects.get(&found.key);
-                if !stays(is_same.map(|object| fixed_data(&object.data) == fixed_data(&found.data))) {
+                if !stays(is_same.map(|object| is_kind_of_object(&object.data, &found.data))) {
                     gone.objects.insert(found.key.clone());
                 }
             }
@@ -582,15 +583,20 @@ fn fix(expression: &mut Expression) {
     }
 }
 
-/// An object's data without values that change at runtime.
+/// An object's data without values that change at runtime, and with values that the kernel fills in.
 pub(crate) fn fixed_data(data: &ObjectData) -> ObjectData {
-    match data {
-        ObjectData::Counter { .. } => ObjectData::Counter { packets: 0, bytes: 0 },
-        ObjectData::Quota { bytes, inverted, .. } => {
-            ObjectData::Quota { bytes: *bytes, consumed: 0, inverted: *inverted }
-        }
-        data => data.clone(),
+    let mut fixed = data.to_expression();
+    fixed.iter_mut().for_each(fix);
+    fixed.and_then(|fixed| ObjectData::from_expression(&fixed)).unwrap_or_else(|| data.clone())
+}
+
+fn is_kind_of_object(wanted: &ObjectData, found: &ObjectData) -> bool {
+    let mut found = fixed_data(found);
+    if let (ObjectData::CtTimeout { policy: wanted, .. }, ObjectData::CtTimeout { policy, .. }) = (wanted, &mut found) {
+        // The kernel gives the other states the namespace's defaults.
+        policy.retain(|state, _| wanted.contains_key(state));
     }
+    found == fixed_data(wanted)
 }
 
 fn policy(chain: &Chain) -> Option<crate::model::Policy> {
@@ -612,10 +618,19 @@ pub(crate) const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
     let kind = |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.auto_merge);
-    let names = |set: &Set| set.expressions.iter().map(|of| of.name().to_owned()).collect::<Vec<_>>();
+    let each = |set: &Set| {
+        let mut expressions = set.expressions.clone();
+        for expression in &mut expressions {
+            fix(expression);
+            if let Expression::Other(of) = expression {
+                of.data = None; // may change at runtime
+            }
+        }
+        expressions
+    };
     let size = wanted.size == found.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT);
     let timeout = is_timeout(wanted.timeout, found.timeout);
-    kind(wanted) == kind(found) && names(wanted) == names(found) && size && timeout
+    kind(wanted) == kind(found) && each(wanted) == each(found) && size && timeout
 }
 
 fn is_kind_of_flowtable(wanted: &Flowtable, found: &Flowtable) -> bool {

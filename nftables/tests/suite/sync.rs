@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nftables::expr::{DynSetOp, LimitUnit};
 use nftables::{
-    BaseChain, Chain, ChainType, Client, DataType, Element, ElementKey, ErrorKind, Expression, Family, Hook, Object,
-    ObjectData, ObjectType, Operand, Policy, Priority, Rule, Set, SetFlags, Table, TableSpec, Transaction, Value,
-    Verdict, rule,
+    BaseChain, Chain, ChainType, Client, DataType, Element, ElementKey, ErrorKind, Expression, Family, Hook,
+    L4Protocol, Object, ObjectData, ObjectType, Operand, Policy, Priority, Rule, Set, SetFlags, Table, TableSpec,
+    Transaction, Value, Verdict, rule,
 };
 
 use super::{ip, name, table, types};
@@ -47,15 +47,19 @@ fn states() -> Vec<TableSpec> {
         let rules = [rule(Family::Inet).verdict_map(&[Operand::DPORT], &map.key).build().unwrap()];
         empty().set(map.clone(), elements).chain(chain, commented(&["v"])).chain(input(0, Policy::Drop), rules)
     };
+    // The kernel fills in a burst, and the time-outs of all other states.
     let limited = |rate| {
         let key = table().object(ObjectType::Limit, "slow").unwrap();
-        let data = ObjectData::Limit { rate, unit: LimitUnit::Second, burst: 7, bytes: false, inverted: false };
+        let data = ObjectData::Limit { rate, unit: LimitUnit::Second, burst: 0, bytes: false, inverted: false };
         let hits = Object::counter(table().object(ObjectType::Counter, "hits").unwrap());
+        let policy = [("established".to_owned(), Duration::from_secs(rate))].into();
+        let timeouts = ObjectData::CtTimeout { family: Family::Ip, protocol: L4Protocol::TCP, policy };
+        let timeouts = Object::new(table().object(ObjectType::CtTimeout, "fast").unwrap(), timeouts);
         let rules = [
             rule(Family::Inet).object(&key).accept().build().unwrap(),
             rule(Family::Inet).named_counter(name("hits")).build().unwrap(),
         ];
-        empty().object(Object::new(key, data)).object(hits).chain(input(5, Policy::Accept), rules)
+        empty().object(Object::new(key, data)).object(hits).object(timeouts).chain(input(5, Policy::Accept), rules)
     };
     let ranges = |prefixes: &[(u8, u8)]| {
         let network = |(last, prefix): &(u8, u8)| Element::network(ip(*last).into(), *prefix).unwrap();
@@ -64,6 +68,12 @@ fn states() -> Vec<TableSpec> {
     let map = |value| {
         let map = Set::map(set("plain"), address.clone(), types(&[DataType::MARK]));
         empty().set(map, addresses(&[1, 2]).into_iter().map(|element| element.maps_to(Value::mark(value))))
+    };
+    let each_limited = |rate| {
+        let limit = Expression::Limit { rate, unit: LimitUnit::Second, burst: 0, bytes: false, inverted: false };
+        let mut each = Set::new(set("plain"), address.clone()).flags(SetFlags::DYNAMIC);
+        each.expressions = vec![limit];
+        empty().set(each, [])
     };
     let rules = |comments: &[&str]| empty().chain(input(0, Policy::Accept), commented(comments));
     vec![
@@ -79,6 +89,8 @@ fn states() -> Vec<TableSpec> {
         ranges(&[(0, 24), (7, 32)]),
         map(1),
         map(2),
+        each_limited(1),
+        each_limited(2),
         rules(&["a", "b", "c", "d", "e"]),
         rules(&["x", "b", "d", "c", "y", "e", "e"]),
         rules(&["e", "d", "c", "b", "a"]),
