@@ -17,7 +17,7 @@ pub enum ErrorKind {
     /// the module of a chain type or expression.
     NotFound,
     /// The object exists already, or differs from the existing one: an element with other data, a chain at another
-    /// hook.
+    /// hook ([`Unsupported`](ErrorKind::Unsupported) on newer kernels).
     AlreadyExists,
     /// Something refers to it, or it cannot be changed while it is in use.
     InUse,

@@ -91,7 +91,9 @@ pub(crate) struct Elements {
 ///
 /// # Replace a table
 ///
-/// The new table replaces the old one atomically: no packet meets neither or both. Operations print in nft's syntax.
+/// No packet meets neither table. For a moment after the commit a packet may meet both, see
+/// [`delete_table`](Self::delete_table). [`Client::sync`](crate::Client::sync) keeps chains and changes their rules, so no packet
+/// meets both. Operations print in nft's syntax.
 ///
 /// ```
 /// use nftables::{
