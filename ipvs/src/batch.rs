@@ -352,7 +352,7 @@ impl Report {
         self.failures().filter(|(index, _)| !self.causes.contains_key(index))
     }
 
-    /// Returns the report if everything succeeded, otherwise the first error.
+    /// Whether every operation was carried out, as a `Result`.
     ///
     /// # Errors
     /// The first operation's error, or why the batch stopped.
