@@ -459,7 +459,8 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// Gives a user-defined chain exactly these rules, in order, and creates it if necessary. Nothing is written if its
-    /// rules already mean the same. The program itself compares spellings that this crate does not know.
+    /// rules already mean the same. The program itself compares spellings that this crate does not know. A built-in
+    /// chain would lose the rules of other programs: use [`Iptables::ensure_leading`] there.
     pub fn ensure_chain_rules(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
         let mut change = Transaction::new();
@@ -532,7 +533,8 @@ impl<R: Runner> Iptables<R> {
         }
     }
 
-    /// Deletes a user-defined chain with its rules. `false` if it does not exist.
+    /// Deletes a user-defined chain with its rules. `false` if it does not exist. Never name a built-in chain: with the
+    /// `nf_tables` back end it loses its rules, those of other programs too.
     ///
     /// # Errors
     /// [`ErrorKind::ChainInUse`] if rules of other chains jump to it; the message names those chains.
