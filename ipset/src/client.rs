@@ -104,14 +104,18 @@ impl Client {
         self.create(set, revision, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Creates a set unless an equal one exists (`ipset -exist create`). The kernel compares type, maxelem, timeout and
-    /// extensions, but not the hash size.
+    /// Creates a set unless an equal one exists (`ipset -exist create`). Type, family, maxelem, timeout, masks, range and
+    /// extensions are compared; hash size, bucket size, initval and `forceadd` are not.
     ///
     /// # Errors
     /// [`ErrorKind::SetExists`] if a set with other options exists; otherwise as [`Client::create_set`].
     pub fn ensure_set(&mut self, set: &SetSpec) -> Result<(), Error> {
         let revision = match self.set_header(&set.name) {
-            // The kernel does not compare revisions, so reuse the existing one.
+            // The kernel does not compare families (`ip_set_create`).
+            Ok((set_type, family, _)) if set_type.has_family() && family != set.options.family => {
+                return Err(Error::new(ErrorKind::SetExists, creating(set)));
+            }
+            // Nor revisions, so reuse the existing one.
             Ok((set_type, _, revision)) if set_type == set.set_type => revision,
             _ => self.revision(set)?,
         };

@@ -184,8 +184,12 @@ pub(crate) fn an_existing_set_is_reported(client: &mut Client) {
     assert_eq!(*error.kind(), ErrorKind::SetExists);
     assert!(error.is_already_exists());
     client.ensure_set(&set).unwrap();
-    for other in ["create a hash:ip maxelem 11", "create a hash:ip maxelem 10 comment", "create a hash:net maxelem 10"]
-    {
+    for other in [
+        "create a hash:ip maxelem 11",
+        "create a hash:ip maxelem 10 comment",
+        "create a hash:net maxelem 10",
+        "create a hash:ip family inet6 maxelem 10",
+    ] {
         assert_eq!(kind(client.ensure_set(&spec(other))), ErrorKind::SetExists, "{other}");
     }
     // The kernel's comparison leaves the hash size out.
