@@ -4,7 +4,6 @@ pub mod diff;
 pub mod explain;
 mod live;
 mod mentions;
-pub(crate) mod modes;
 pub mod once;
 mod policies;
 pub mod probe;

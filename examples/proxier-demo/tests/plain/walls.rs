@@ -135,7 +135,7 @@ fn names_are_seen_however_they_are_written() {
         ("status/page/body", "status/page/counters"),
         ("commands/show/board", "commands/show"),
         ("commands/probe", "engine/userspace"),
-        ("commands/modes", "engine/choose"),
+        ("commands/probe", "engine/choose"),
         ("sources/cluster", "sources/cluster/watch"),
     ] {
         assert!(edges[&module(from)].contains(&module(to)), "{from} names {to}: {:?}", edges[&module(from)]);
