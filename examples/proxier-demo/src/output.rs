@@ -14,8 +14,8 @@ pub fn say(what: impl Display) {
 }
 
 /// `1 change`, `2 changes`.
-pub(crate) fn changes(number: u64) -> String {
-    format!("{number} change{}", if number == 1 { "" } else { "s" })
+pub(crate) fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Why a value below `/proc/sys` stays, although serving needs another.

@@ -87,7 +87,7 @@ pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     let desired = engine.proxier().desired();
     let is_ipvs = engine.proxier().mode().facts().has_virtual_servers;
     let what = if is_ipvs { "virtual servers" } else { "Frontends" };
-    let made = format!("{} {what}, {} made", desired.frontends().count(), output::changes(report.writes()));
+    let made = format!("{} {what}, {} made", desired.frontends().count(), output::count(report.writes(), "change"));
     is_done &= print([made]);
     Ok(exit_code(is_done, &unreadable))
 }
@@ -107,7 +107,7 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     if cleaned.removed() == 0 {
         return cleaned.is_done();
     }
-    say(format_args!("removed {} objects left by other proxy modes", cleaned.removed()));
+    say(format_args!("removed {} left by other proxy modes", output::count(cleaned.removed(), "object")));
     let after = engine.pass_ahead(engine.idle().unwrap_or_default());
     after.iter().for_each(print_report);
     cleaned.is_done() && after.is_none_or(|report| report.is_done())
@@ -225,7 +225,7 @@ fn plan_text(plan: &Plan, report: &Report, names: &Names<'_>) -> String {
     if report.unread.is_empty() {
         text += &match steps {
             0 => "nothing to do: the kernel has the desired state\n".to_owned(),
-            _ => format!("{}\n", output::changes(steps)),
+            _ => format!("{}\n", output::count(steps, "change")),
         };
     }
     let stays = |key| format!("  virtual server {key} was not created by proxier-demo and stays");
@@ -270,6 +270,7 @@ pub fn clean(configured: &Configured, kept: Option<Kind>) -> Result<ExitCode, St
     let others =
         cleaned.foreign.iter().map(|key| format!("virtual server {key} was not created by proxier-demo and stays"));
     let kept = kept_for_the_kubelet(&mut kernel.ports());
-    let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others).chain(kept));
+    let removed = format!("{} removed", output::count(cleaned.removed(), "thing"));
+    let is_printed = print([removed].into_iter().chain(others).chain(kept));
     Ok(exit_code(is_printed && cleaned.is_done(), &[]))
 }

@@ -94,7 +94,7 @@ fn change(from: &str, to: &str) {
     new.until("nothing is left of the old mode", || held(from).is_empty());
     let gone = Instant::now();
     if from != "userspace" {
-        new.until_logged("objects left by other proxy modes");
+        new.until_logged(" left by other proxy modes");
     }
     std::thread::sleep(Duration::from_secs(1));
     let but = match (from, to) {

@@ -371,7 +371,7 @@ fn takes_over(left: Left, mode: &str) {
     running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
     let gone = Instant::now();
     // Nothing is to be removed for the same mode.
-    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "objects left by other proxy modes" });
+    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { " left by other proxy modes" });
     std::thread::sleep(Duration::from_secs(1));
     // Sockets get no packets before the old mode has gone, and a program of the node has a Service's address as its own until it goes.
     let but = (mode == "userspace").then_some((came, gone));
@@ -577,7 +577,8 @@ fn tables_that_are_not_kube_proxys_stay() {
             let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
             assert_eq!(json["leftovers"], serde_json::json!([]));
             let cleaned = command(&["cleanup"]).output().unwrap();
-            assert!(ok(&cleaned).contains(&format!("{tables} things removed")), "{}", text(&cleaned.stdout));
+            let removed = format!("{tables} thing{} removed", if tables == 1 { "" } else { "s" });
+            assert!(ok(&cleaned).contains(&removed), "{}", text(&cleaned.stdout));
             assert_eq!(tool("nft list tables"), "");
         }
     });

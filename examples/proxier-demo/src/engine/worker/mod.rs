@@ -21,7 +21,7 @@ use crate::engine::{Engine, Kernel, memory};
 use crate::gather::Gather as _;
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Event, Message};
-use crate::output::{self, changes};
+use crate::output::{self, count};
 use crate::problem::Problem;
 use crate::sources::triggers::Triggers;
 use crate::status::events::{Reason, Recorder, Regarding};
@@ -230,7 +230,7 @@ impl Worker {
             self.warn_of_node(Reason::LEFTOVERS, leftover);
         }
         if cleaned.removed() > 0 {
-            tracing::info!("removed {} objects left by other proxy modes", cleaned.removed());
+            tracing::info!("removed {} left by other proxy modes", count(cleaned.removed(), "object"));
         }
     }
 
@@ -362,7 +362,7 @@ impl Worker {
             let names: Vec<String> = first.services.iter().map(ToString::to_string).collect();
             tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
         }
-        let line = format!("{kind}: {} in {:.1} ms", changes(report.writes()), took.as_secs_f64() * 1e3);
+        let line = format!("{kind}: {} in {:.1} ms", count(report.writes(), "change"), took.as_secs_f64() * 1e3);
         let writes = report.writes() > 0;
         let is_remarkable = writes && (!self.has_written || report.has_failed()) || took >= LONG;
         self.has_written |= writes;
