@@ -5,40 +5,39 @@ use std::process::ExitCode;
 use proxier_core::modes::Kind;
 use proxier_demo::commands::{diff, explain, once, probe, render, run, show, trace};
 use proxier_demo::engine::{memory, needs};
+use proxier_demo::exit::FAILED;
 use proxier_demo::output::say;
-use proxier_demo::problem::Stopped;
-use proxier_demo::settings::cli::{self, Command, Configured, Ending, Invocation};
+use proxier_demo::problem::{Problem, Stopped};
+use proxier_demo::settings::cli::{self, Command, Configured, Invocation};
 use proxier_demo::status::logging;
 
 fn main() -> ExitCode {
-    begin().unwrap_or_else(|ending| ending.report())
+    let invocation = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
+        Err(ending) => return ending.report(),
+    };
+    begin(&invocation).unwrap_or_else(|stopped| {
+        stopped.problems.iter().for_each(say);
+        // There 2 means that something would change.
+        let is_detailed = matches!(invocation.command, Command::Plan { detailed: true });
+        ExitCode::from(if is_detailed { FAILED } else { stopped.code })
+    })
 }
 
-fn begin() -> Result<ExitCode, Ending> {
-    let invocation = cli::parse(std::env::args_os())?;
+fn begin(invocation: &Invocation) -> Result<ExitCode, Stopped> {
     let configured = invocation.configure()?;
-    if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe)
-        && let Err(problem) = needs::check_scheduler(&configured)
-    {
-        return Err(invocation.ending(Ending::bad_input(problem)));
+    if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe) {
+        needs::check_scheduler(&configured).map_err(Stopped::bad_input)?;
     }
     let settings = &configured.settings;
     memory::share_heaps(if settings.mode == Kind::Nftables { 4 } else { 1 });
     logging::start(settings.verbosity, settings.log_json);
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            say(format_args!("cannot start ({error})"));
-            return Ok(ExitCode::FAILURE);
-        }
-    };
-    let code = runtime.block_on(carry_out(&invocation, &configured)).unwrap_or_else(|stopped| {
-        stopped.problems.iter().for_each(say);
-        ExitCode::from(stopped.code)
-    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Problem::new("", format!("cannot start ({error})")))?;
+    let code = runtime.block_on(carry_out(invocation, &configured));
     // The kernel's thread may still be busy; do not wait for it.
     runtime.shutdown_background();
-    Ok(code)
+    code
 }
 
 async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<ExitCode, Stopped> {

@@ -225,7 +225,7 @@ async fn requests_to_the_api_server_are_metrics() {
     let server = ApiServer::start();
     let url = server.url();
     let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &url].map(Into::into);
-    let configured = cli::parse(words).and_then(|invocation| invocation.configure()).unwrap();
+    let configured = cli::parse(words).unwrap().configure().unwrap();
     initial_list::read(&configured, Options::default()).await.unwrap();
     let answers = server.requests().iter().filter(|request| !request.is_watch()).count();
     assert!(answers > 2);

@@ -172,9 +172,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Re
     let chosen = choose(&asked, Preparing::Nothing, |_mode| true).await;
     // The mode decides which objects of the cluster are read.
     let serving = chosen.as_ref().map_or(configured, |chosen| &chosen.configured);
-    let read = read(serving).await;
-    let (snapshot, unreadable) =
-        read.map_err(|stopped| if detailed { Stopped { code: FAILED, ..stopped } } else { stopped })?;
+    let (snapshot, unreadable) = read(serving).await?;
     let obstacles = match chosen {
         Ok(chosen) => {
             let mut engine = chosen_engine(chosen, snapshot);

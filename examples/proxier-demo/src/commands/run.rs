@@ -22,7 +22,7 @@ use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::{Message, to_kernel};
 use crate::problem::{Problem, Stopped};
 use crate::settings::Exposure;
-use crate::settings::cli::{Configured, Ending, Invocation, Source};
+use crate::settings::cli::{Configured, Invocation, Source};
 use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::sources::cluster::Options;
 use crate::sources::files::RewriteWatch;
@@ -172,14 +172,13 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
         rewritten.next().await;
         let now = invocation.configure().and_then(|now| match needs::check_scheduler(&now) {
             Ok(()) => Ok(now),
-            Err(problem) => Err(Ending::bad_input(problem)),
+            Err(problem) => Err(problem.into()),
         });
         match now {
             Ok(now) if now.settings.object == before => {}
             Ok(_) => return,
-            Err(ending) => {
-                for problem in ending.text.lines() {
-                    let problem = problem.trim_start_matches("proxier-demo: ");
+            Err(Stopped { problems, .. }) => {
+                for problem in problems {
                     tracing::error!("{problem}; this process goes on with the configuration that it has");
                 }
             }

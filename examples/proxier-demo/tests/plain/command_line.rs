@@ -10,6 +10,7 @@ use proxier_core::modes::Kind;
 use proxier_demo::build;
 use proxier_demo::exit::MEANINGS;
 use proxier_demo::output::Output as Form;
+use proxier_demo::problem::Stopped;
 use proxier_demo::settings::cli::{Command as Asked, Configured, Connection, Ending, Invocation, Source, parse};
 use serde_json::Value;
 
@@ -168,13 +169,16 @@ fn parsed(line: &str) -> Result<Invocation, Ending> {
 }
 
 fn configured(line: &str) -> Configured {
-    parsed(line).and_then(|invocation| invocation.configure()).unwrap_or_else(|ending| panic!("{line}: {ending}"))
+    parsed(line).unwrap().configure().unwrap_or_else(|stopped| panic!("{line}: {stopped:?}"))
 }
 
 fn refused(line: &str) -> String {
-    let ending = parsed(line).and_then(|invocation| invocation.configure()).expect_err(line);
-    assert_eq!(ending.code, 2, "{line}");
-    ending.text
+    let (code, text) = match parsed(line).map(|invocation| invocation.configure().expect_err(line)) {
+        Err(ending) => (ending.code, ending.text),
+        Ok(Stopped { problems, code }) => (code, format!("proxier-demo: {}", problems[0])),
+    };
+    assert_eq!(code, 2, "{line}");
+    text
 }
 
 #[test]
@@ -285,10 +289,10 @@ fn bad_usage_is_one_line_that_says_what_to_do() {
 
 #[test]
 fn every_error_is_1_with_a_detailed_exit_code() {
-    let code = |line: &str| parsed(line).and_then(|invocation| invocation.configure()).unwrap_err().code;
+    let code = |line: &str| program(&line.split(' ').collect::<Vec<_>>()).status.code();
     for (line, expected) in [("plan --detailed-exitcode", 1), ("plan", 2)] {
-        assert_eq!(code(&format!("{line} --stray")), expected);
-        assert_eq!(code(&format!("{line} --hostname-override n --cluster-cidr x")), expected);
+        assert_eq!(code(&format!("{line} --stray")), Some(expected));
+        assert_eq!(code(&format!("{line} --hostname-override n --cluster-cidr x")), Some(expected));
     }
 }
 
@@ -388,7 +392,7 @@ fn of_two_values_the_last_counts() {
 fn only_an_empty_address_or_port_0_switches_a_server_off() {
     let servers = |args: &[&str]| {
         let args = ["proxier-demo", "run"].iter().chain(args).map(OsString::from);
-        let settings = parse(args).and_then(|invocation| invocation.configure()).unwrap().settings;
+        let settings = parse(args).unwrap().configure().unwrap().settings;
         (settings.healthz.map(|address| address.to_string()), settings.metrics.map(|address| address.to_string()))
     };
     let some = |text: &str| Some(text.to_owned());

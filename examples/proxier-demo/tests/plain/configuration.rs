@@ -9,7 +9,8 @@ use nix::unistd::Pid;
 use proxier_core::modes::Kind;
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::RequestedMode;
-use proxier_demo::settings::cli::{Configured, Connection, Ending, Source, parse};
+use proxier_demo::problem::Stopped;
+use proxier_demo::settings::cli::{Configured, Connection, Source, parse};
 use proxier_demo::settings::duration::GoDuration;
 use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration, REMOVED};
 use proxier_demo::settings::{Exposure, Origin, Settings};
@@ -20,9 +21,17 @@ use crate::program::{Folder, demo, ok, service, text};
 /// Configuration in the ConfigMap `kube-proxy` that kubeadm makes for a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
 
-fn configured(args: &[&str]) -> Result<Configured, Ending> {
+fn configured(args: &[&str]) -> Result<Configured, Stopped> {
     let args = std::iter::once(&"proxier-demo").chain(args).map(OsString::from);
-    parse(args).and_then(|invocation| invocation.configure())
+    parse(args).unwrap().configure()
+}
+
+/// Problems of bad input, one a line.
+#[track_caller]
+fn refused(configured: Result<Configured, Stopped>) -> String {
+    let Stopped { problems, code } = configured.unwrap_err();
+    assert_eq!(code, 2, "{problems:?}");
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 /// The text of a configuration with these fields.
@@ -121,11 +130,10 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
     let fields = fields.map(|(body, expected)| (in_file(body), expected));
     for (text, expected) in whole.map(|(text, expected)| (text.to_owned(), expected)).into_iter().chain(fields) {
         let path = dir.put("config", &text);
-        let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
-        assert_eq!(ending.code, 2);
-        let expected = format!("proxier-demo: {}: {expected}", path.display());
-        assert!(ending.text.starts_with(&expected), "{}\n{expected}", ending.text);
-        assert_eq!(ending.text.lines().count(), 1, "{}", ending.text);
+        let said = refused(configured(&["run", "--config", path.to_str().unwrap()]));
+        let expected = format!("{}: {expected}", path.display());
+        assert!(said.starts_with(&expected), "{said}\n{expected}");
+        assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
 
@@ -263,7 +271,7 @@ const VALUES: &[(&str, &[&str], &[&str])] = &[
 /// A wrong value ends the program before it looks at the kernel, in each mode and for each mode that may follow.
 #[test]
 fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
-    let help = configured(&["run", "--help"]).unwrap_err().text;
+    let help = parse(["proxier-demo", "run", "--help"].map(OsString::from)).unwrap_err().text;
     let (_, shown) = help.split_once("Configuration (").unwrap();
     let (shown, _) = shown.split_once("Logging:").unwrap();
     let names = shown.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
@@ -275,19 +283,21 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
             let flag = format!("--{name}={value}");
             let asked = format!("--proxy-mode={mode}");
             let more = if name == "proxy-mode" { "--v=0" } else { asked.as_str() };
-            configured(&["run", "--hostname-override=node-a", more, &flag])
+            match parse(["proxier-demo", "run", "--hostname-override=node-a", more, &flag].map(OsString::from)) {
+                Ok(invocation) => invocation.configure().map_err(|stopped| refused(Err(stopped))),
+                Err(ending) => Err(ending.to_string()),
+            }
         };
         for (name, bad, good) in VALUES {
             // No mode follows userspace mode, so the period of another is not read.
             let is_unused = mode == "userspace" && name.starts_with("iptables") && name.ends_with("sync-period");
             for value in bad.iter().filter(|_| !is_unused) {
-                let Err(ending) = check(name, value) else { panic!("--{name}={value} in mode {mode}") };
-                assert_eq!(ending.code, 2, "--{name}={value}: {ending}");
-                let named = if ending.text.contains("--pod-bridge") { "pod-bridge-interface" } else { name };
-                assert!(ending.text.contains(&format!("--{named}")), "--{name}={value}: {ending}");
+                let said = check(name, value).expect_err(&format!("--{name}={value} in mode {mode}"));
+                let named = if said.contains("--pod-bridge") { "pod-bridge-interface" } else { name };
+                assert!(said.contains(&format!("--{named}")), "--{name}={value}: {said}");
             }
             for value in *good {
-                check(name, value).unwrap_or_else(|ending| panic!("--{name}={value} in mode {mode}: {ending}"));
+                check(name, value).unwrap_or_else(|said| panic!("--{name}={value} in mode {mode}: {said}"));
             }
         }
     }
@@ -296,10 +306,8 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
 /// Quotes of quotes would say nothing.
 #[test]
 fn a_value_that_is_not_given_is_called_empty() {
-    let said = configured(&["run", "--hostname-override=n1", "--detect-local-mode=BridgeInterface"]).unwrap_err().text;
-    let expected =
-        "proxier-demo: --pod-bridge-interface: is empty, not a device's name (1 to 15 bytes, no '+' at the end)";
-    assert_eq!(said, expected);
+    let said = refused(configured(&["run", "--hostname-override=n1", "--detect-local-mode=BridgeInterface"]));
+    assert_eq!(said, "--pod-bridge-interface: is empty, not a device's name (1 to 15 bytes, no '+' at the end)");
 }
 
 /// Sections of modes that may follow are checked too; those of the rest are not read.
@@ -309,7 +317,7 @@ fn sections_of_modes_that_may_follow_are_checked() {
     let check = |text: &str, more: &[&str]| {
         let path = dir.put("config", &in_file(text));
         let line = [&["run", "--hostname-override=node-a", "--config", path.to_str().unwrap()], more].concat();
-        configured(&line).map_err(|ending| (ending.code, ending.text))
+        configured(&line)
     };
     for (wrong, says) in [
         ("nftables: {minSyncPeriod: 2m}", "nftables.minSyncPeriod: longer than nftables.syncPeriod (30s)"),
@@ -317,8 +325,7 @@ fn sections_of_modes_that_may_follow_are_checked() {
         ("iptables: {masqueradeBit: 32}\nipvs: {masqueradeBit: 3}", "\"32\" is not a bit of the mark (0 to 31)"),
     ] {
         let text = format!("mode: ipvs\n{wrong}");
-        let (code, said) = check(&text, &[]).unwrap_err();
-        assert_eq!(code, 2);
+        let said = refused(check(&text, &[]));
         assert!(said.contains(says), "{said}");
         check(&text, &["--no-fallback"]).unwrap();
         check(&format!("mode: userspace\n{wrong}"), &[]).unwrap();

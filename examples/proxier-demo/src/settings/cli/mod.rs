@@ -23,7 +23,7 @@ use proxier_core::net::Family;
 pub(crate) use self::flags::flag_of;
 pub(crate) use self::flags::flags_of;
 use crate::output::{self, Output};
-use crate::problem::{OneLine, Problem};
+use crate::problem::{OneLine, Problem, Stopped};
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{KubeProxyConfiguration, removed};
@@ -33,21 +33,15 @@ use crate::{build, exit};
 /// Ends the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// 0: requested (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
+    /// 0: requested (help, version). 2: bad usage; 1 with `--detailed-exitcode`.
     pub code: u8,
     /// Text to print, one line per problem.
     pub text: String,
 }
 
 impl Ending {
-    pub fn bad_input(problems: impl Into<Vec<Problem>>) -> Self {
-        let lines: Vec<String> = problems.into().iter().map(|problem| format!("proxier-demo: {problem}")).collect();
-        Ending { code: exit::BAD_INPUT, text: lines.join("\n") }
-    }
-
-    /// Changes every error's exit code to 1, for `--detailed-exitcode`.
-    fn detailed(self) -> Self {
-        Ending { code: self.code.min(1), ..self }
+    fn bad_usage(reason: impl fmt::Display) -> Self {
+        Ending { code: exit::BAD_INPUT, text: format!("proxier-demo: {reason}") }
     }
 
     /// Prints it, to stdout if it was requested and to stderr otherwise.
@@ -174,7 +168,8 @@ const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
     let args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
     let is_detailed = args.iter().any(|arg| arg.to_str() == Some("--detailed-exitcode"));
-    parse_dashed(args).map_err(|ending| if is_detailed { ending.detailed() } else { ending })
+    parse_dashed(args)
+        .map_err(|ending| if is_detailed { Ending { code: ending.code.min(1), ..ending } } else { ending })
 }
 
 fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
@@ -187,7 +182,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     let Some((name, matches)) = matches.remove_subcommand() else {
         let reason =
             "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup; see proxier-demo --help";
-        return Err(Ending::bad_input(Problem::new("", reason)));
+        return Err(Ending::bad_usage(reason));
     };
     if name == "completion" {
         return Err(completion(matches.get_one("shell").copied()));
@@ -217,7 +212,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
                 let live = matches.get_one::<Duration>("live").copied();
                 Command::Trace(TraceRequest { from: *from, to: *to, device, live })
             }
-            _ => return Err(Ending::bad_input(Problem::new("", "trace takes FROM and TO"))),
+            _ => return Err(Ending::bad_usage("trace takes FROM and TO")),
         },
         ("diff", _) => Command::Diff { from: mode("from"), to: mode("to") },
         ("show", _) => Command::Show(matches.get_one::<Duration>("watch").copied()),
@@ -233,27 +228,18 @@ impl Invocation {
     ///
     /// With a file, configuration flags are ignored, as in kube-proxy, except `--hostname-override` and those of
     /// logging; a warning names the ignored ones. The flags that name the source always apply.
-    /// Errors: all problems of the configuration at once (code 2, or 1 with `--detailed-exitcode`).
-    pub fn configure(&self) -> Result<Configured, Ending> {
-        self.read().map_err(|ending| self.ending(ending))
-    }
-
-    /// The ending with the requested exit code.
-    pub fn ending(&self, ending: Ending) -> Ending {
-        if matches!(self.command, Command::Plan { detailed: true, .. }) { ending.detailed() } else { ending }
-    }
-
-    fn read(&self) -> Result<Configured, Ending> {
+    /// Errors: all problems of the configuration at once.
+    pub fn configure(&self) -> Result<Configured, Stopped> {
         let matches = &self.matches;
         let mut warnings = Vec::new();
         let (mut object, mut given) = match &self.config {
             Some(path) => {
-                let (mut object, unknown) = KubeProxyConfiguration::read(path).map_err(Ending::bad_input)?;
+                let (mut object, unknown) = KubeProxyConfiguration::read(path).map_err(Stopped::bad_input)?;
                 warnings.extend(unknown.iter().map(ToString::to_string));
                 flags::set_logging(matches, &mut object);
                 (object, Origin { origin: path.display().to_string(), ..Origin::default() })
             }
-            None => self.by_flags().map_err(Ending::bad_input)?,
+            None => self.by_flags().map_err(Stopped::bad_input)?,
         };
         let unused = flags::without_effect(matches, self.config.is_some());
         if !unused.is_empty() {
@@ -271,7 +257,7 @@ impl Invocation {
             warnings.push(format!("feature gates without effect here: {}", gates.join(", ")));
         }
         given.nameless = !self.command.needs_node();
-        let settings = Settings::check(object, &given).map_err(Ending::bad_input)?;
+        let settings = Settings::check(object, &given).map_err(Stopped::bad_input)?;
         warnings.extend(localhost_not_served(&settings));
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
@@ -282,7 +268,7 @@ impl Invocation {
             Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
         // A bad value in the section of a fallback mode does not justify skipping that mode.
         for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
-            configured.in_mode(mode).map_err(Ending::bad_input)?;
+            configured.in_mode(mode).map_err(Stopped::bad_input)?;
         }
         Ok(configured)
     }
@@ -584,7 +570,7 @@ fn ending(error: &clap::Error, command: &str) -> Ending {
     }
     let text = parts.join("; ").replace(":; ", ": ");
     let name = if COMMANDS.iter().any(|(name, ..)| *name == command) { format!(" {command}") } else { String::new() };
-    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo{name} --help", OneLine(&text)) }
+    Ending::bad_usage(format_args!("{}; see proxier-demo{name} --help", OneLine(&text)))
 }
 
 /// Warning that node ports are requested on loopback addresses on which the mode does not serve them.

@@ -14,7 +14,7 @@ fn defaults_in_the_help_are_the_real_ones() {
         for mode in Kind::ALL {
             let configured = |line: &str| {
                 let invocation = parse(line.split_whitespace().map(OsString::from)).unwrap();
-                invocation.configure().unwrap_or_else(|ending| panic!("{line}: {ending}")).settings
+                invocation.configure().unwrap_or_else(|stopped| panic!("{line}: {stopped:?}")).settings
             };
             let checked = |line: &str| {
                 let settings = configured(&format!("proxier-demo run {line} --proxy-mode {mode}"));

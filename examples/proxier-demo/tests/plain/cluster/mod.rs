@@ -61,7 +61,7 @@ fn in_json() -> Options {
 /// The configuration of a command line, without the program's name.
 fn configured(line: &str) -> Configured {
     let words = ["proxier-demo"].into_iter().chain(line.split_whitespace());
-    cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap()
+    cli::parse(words.map(Into::into)).unwrap().configure().unwrap()
 }
 
 /// A server with this number of Services.
