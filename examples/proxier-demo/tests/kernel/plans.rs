@@ -2,9 +2,13 @@
 //! terminal, and JSON is as `docs/reference/json.md` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader};
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Request};
@@ -103,6 +107,35 @@ fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
     u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 != 0
+}
+
+/// A full pipe blocks the output, but not the end.
+#[test]
+fn a_signal_ends_a_watch_that_nobody_reads() {
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        for signal in ["TERM", "INT"] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            // Its own description of the pipe: the program's stays a blocking one.
+            let own = format!("/proc/self/fd/{}", writer.as_raw_fd());
+            let mut own = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(own).unwrap();
+            let mut watching = command(&["show", "--watch", "0.1", "-o", "json", "--proxy-mode", "nftables"]);
+            let mut watching = watching.stdout(writer).spawn().unwrap();
+            let mut reader = BufReader::new(reader);
+            reader.read_line(&mut String::new()).unwrap();
+            while own.write(b"x").is_ok() {}
+            std::thread::sleep(Duration::from_secs(1));
+            tool(&format!("kill -{signal} {}", watching.id()));
+            let begun = Instant::now();
+            let ended = loop {
+                match watching.try_wait().unwrap() {
+                    None if begun.elapsed() < Duration::from_secs(20) => std::thread::sleep(Duration::from_millis(50)),
+                    ended => break ended,
+                }
+            };
+            watching.kill().unwrap();
+            assert!(ended.is_some_and(|ended| ended.success()), "{signal}: {ended:?}");
+        }
+    });
 }
 
 /// `show` without a mode finds the one that serves. Clients' connections say whether it is true.

@@ -1,6 +1,9 @@
 //! Standard output: a terminal whose content is replaced each time, or a stream of blocks.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use crate::output::Visible;
 
@@ -22,17 +25,19 @@ pub(super) struct Screen {
 }
 
 /// The second page of a terminal, without its cursor; and back.
-const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
-const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Longest wait for a terminal at the end; one that is stopped takes nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Screen {
-    pub(super) fn enter() -> std::io::Result<Self> {
-        let mut out = std::io::stdout().lock();
-        let is_terminal = out.is_terminal();
-        if is_terminal {
-            out.write_all(ENTER)?;
+    pub(super) async fn enter() -> io::Result<Self> {
+        let screen = Screen { is_terminal: io::stdout().is_terminal() };
+        if screen.is_terminal {
+            write(ENTER.to_owned()).await?;
         }
-        Ok(Screen { is_terminal })
+        Ok(screen)
     }
 
     pub(super) fn size(&self) -> Option<Size> {
@@ -40,22 +45,34 @@ impl Screen {
     }
 
     /// Replaces the previous lines; a stream gets them with an empty line after them.
-    pub(super) fn draw(&self, lines: &[String]) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
+    pub(super) async fn draw(&self, lines: &[String]) -> io::Result<()> {
         let lines: Vec<String> = lines.iter().map(|line| Visible(line).to_string()).collect();
-        let bytes = if self.is_terminal { frame(&lines) } else { format!("{}\n\n", lines.join("\n")) };
-        out.write_all(bytes.as_bytes())?;
-        out.flush()
+        write(if self.is_terminal { frame(&lines) } else { format!("{}\n\n", lines.join("\n")) }).await
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         if self.is_terminal {
-            let mut out = std::io::stdout().lock();
-            let _may_be_gone = out.write_all(LEAVE).and_then(|()| out.flush());
+            let (done, ended) = channel::<()>();
+            thread::spawn(move || {
+                let _may_be_gone = write_now(LEAVE);
+                drop(done);
+            });
+            let _late = ended.recv_timeout(PATIENCE);
         }
     }
+}
+
+/// Writes to standard output on another thread: this one notices signals while the reader does not read.
+pub(super) async fn write(text: String) -> io::Result<()> {
+    tokio::task::spawn_blocking(move || write_now(&text)).await?
+}
+
+fn write_now(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 /// Bytes that draw the lines from the upper left corner and erase the rest of earlier lines, and the rows below. No

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::frontends::{FrontendView, Frontends};
 use super::rates::History;
-use super::terminal::Screen;
+use super::terminal::{Screen, write};
 use super::{Picture, Services};
 use crate::engine::kernel;
 use crate::engine::signals::EndSignals;
@@ -69,7 +69,7 @@ async fn refresh(
     let other = Frontends::read(configured, kernel, (&services.desired, host))?;
     let (mode, mut history) = (other.map(|other| other.mode), History::default());
     let screen = match output {
-        Output::Text => Some(Screen::enter().map_err(not_written)?),
+        Output::Text => Some(Screen::enter().await.map_err(not_written)?),
         Output::Json => None,
     };
     loop {
@@ -87,11 +87,11 @@ async fn refresh(
         }
         let name = |key: &VirtualServerKey| services.name(key);
         if let Some(screen) = &screen {
-            screen.draw(&picture.lines(&name, screen.size())).map_err(not_written)?;
+            screen.draw(&picture.lines(&name, screen.size())).await.map_err(not_written)?;
         } else {
             let mut value = picture.json(&name);
             value["elapsedSeconds"] = at.as_secs_f64().into();
-            line(&value).map_err(not_written)?;
+            write(format!("{value}\n")).await.map_err(not_written)?;
         }
     }
 }
@@ -117,11 +117,4 @@ fn read(
         Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
         Err(error) => Err(Problem::new("show --watch", error.to_string())),
     }
-}
-
-fn line(value: &serde_json::Value) -> std::io::Result<()> {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{value}")?;
-    out.flush()
 }
