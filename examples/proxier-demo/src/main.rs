@@ -41,7 +41,7 @@ fn begin(invocation: &Invocation) -> Result<ExitCode, Stopped> {
 }
 
 async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<ExitCode, Stopped> {
-    let (command, output, addresses) = (&invocation.command, invocation.output, &*invocation.node_addresses);
+    let command = &invocation.command;
     // `run` logs the configuration's warnings.
     if !matches!(command, Command::Run { once: false, init_only: false } | Command::WriteConfig(_)) {
         configured.warnings.iter().for_each(say);
@@ -51,14 +51,14 @@ async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<E
         Command::Run { init_only: true, .. } => once::init(configured),
         Command::Run { once: true, .. } => once::run_once(configured).await,
         Command::Run { once: false, .. } => Box::pin(run::run(configured, invocation)).await,
-        Command::Plan { detailed } => Box::pin(once::plan(configured, output, *detailed)).await,
-        Command::Render => render::render(configured, output, addresses).await,
-        Command::Explain(what) => explain::explain(configured, output, what, addresses).await,
-        Command::Trace(asked) => trace::trace_packet(configured, output, asked, addresses).await,
-        Command::Diff { from, to } => diff::diff(configured, output, (*from, *to), addresses).await,
-        Command::Show(None) => show::show(configured, output).await,
-        Command::Show(Some(every)) => show::watch(configured, output, *every).await,
-        Command::Probe => probe::probe(configured, output).await,
+        Command::Plan { detailed } => Box::pin(once::plan(configured, *detailed)).await,
+        Command::Render => render::render(configured).await,
+        Command::Explain(what) => explain::explain(configured, what).await,
+        Command::Trace(asked) => trace::trace_packet(configured, asked).await,
+        Command::Diff { from, to } => diff::diff(configured, *from, *to).await,
+        Command::Show(None) => show::show(configured).await,
+        Command::Show(Some(every)) => show::watch(configured, *every).await,
+        Command::Probe => probe::probe(configured).await,
         Command::Cleanup(kept) => once::clean(configured, *kept),
     }
 }

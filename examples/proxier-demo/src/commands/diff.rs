@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use ipvs::model::SnapshotEntry;
 use proxier_core::config::LocalTraffic;
 use proxier_core::engine::Reconciler;
-use proxier_core::inspect::{list_frontends, trace};
+use proxier_core::inspect::list_frontends;
+use proxier_core::modes::Kind;
 use proxier_core::modes::nftables::list_kube_proxy;
-use proxier_core::modes::{Kind, other_addresses};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use proxier_core::sketch::Sketch;
@@ -18,13 +18,14 @@ use proxier_core::snapshot::ObjectKind;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::commands::live::addresses_of_host;
 use crate::commands::once::{exit_code, input};
 use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::commands::trace::packet;
 use crate::engine::{Engine, kernel};
 use crate::exit::DIFFERS;
 use crate::gather::Gather as _;
-use crate::output::{Output, lines};
+use crate::output::lines;
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
@@ -38,28 +39,25 @@ const FEW: usize = 3;
 /// Prints what clients of each Service will see differently when this node changes to the configured mode, or to `to`.
 /// Exit code 0: nothing differs. 3: something does. 1: no input, or the kernel cannot be read. 2: bad input, or some of
 /// it could not be read.
-pub async fn diff(
-    configured: &Configured,
-    output: Output,
-    (from, to): (Option<Kind>, Option<Kind>),
-    node_addresses: &[IpAddr],
-) -> Result<ExitCode, Stopped> {
+pub async fn diff(configured: &Configured, from: Option<Kind>, to: Option<Kind>) -> Result<ExitCode, Stopped> {
     let found = match from {
         Some(mode) => Found { mode, endpoints: None, addresses: Vec::new() },
         None => Found::read(configured)?,
     };
     let to = to.unwrap_or(configured.settings.mode);
     let (snapshot, unreadable) = input(configured).await?;
-    let node_addresses = if node_addresses.is_empty() { &found.addresses } else { node_addresses };
     let serve = |mode| -> Result<Side, Stopped> {
-        let configured = configured.in_mode(mode).map_err(Stopped::bad_input)?;
-        let Simulated { engine, addresses, .. } = simulate(&configured, snapshot.clone(), node_addresses)?;
+        let mut configured = configured.in_mode(mode).map_err(Stopped::bad_input)?;
+        if configured.node_addresses.is_empty() {
+            configured.node_addresses.clone_from(&found.addresses);
+        }
+        let Simulated { engine, addresses, .. } = simulate(&configured, snapshot.clone())?;
         Ok(Side { engine, addresses, configured })
     };
     let (before, after) = (serve(found.mode)?, serve(to)?);
     warn_of_no_address(configured, &before.addresses);
     let differences = Differences::new(&before, &after, &found);
-    let is_printed = output.print(|| lines(differences.lines()), || differences.json());
+    let is_printed = configured.output.print(|| lines(differences.lines()), || differences.json());
     let differs = is_printed && unreadable.is_empty() && !differences.services.is_empty();
     Ok(if differs { ExitCode::from(DIFFERS) } else { exit_code(is_printed, &unreadable) })
 }
@@ -80,8 +78,7 @@ impl Found {
         let mut ports = kernel.ports();
         let host = ports.links.addresses()?;
         let names = &configured.settings.core.names;
-        let device = names.device.as_str();
-        let addresses: Vec<IpAddr> = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
+        let (device, addresses) = (names.device.as_str(), addresses_of_host(&host, names));
         // A virtual server may belong to another program; the device belongs to kube-proxy or this program.
         let is_there = host.interfaces.contains_key(device);
         if let Some(snapshot) = ports.ipvs.snapshot().ok().filter(|_| is_there) {
@@ -160,9 +157,7 @@ impl Side {
                 packet(&asked, &self.addresses, proxier).ok()?
             }
         };
-        let known = (proxier.desired(), proxier.facts());
-        let options = self.configured.settings.iptables();
-        Some(trace(proxier.mode(), proxier.store(), known, &packet, options))
+        Some(self.engine.trace(&packet, &self.configured.settings))
     }
 
     /// Rejected requests of Services, and Frontends that are not served, in words: by object and what is refused. An

@@ -23,7 +23,7 @@ use crate::engine::view::unreadable_line;
 use crate::exit::FAILED;
 use crate::gather::Gather as _;
 use crate::message::change::Snapshot;
-use crate::output::{Output, lines, say};
+use crate::output::{lines, say};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
 use crate::settings::cli::packet::To;
@@ -31,18 +31,13 @@ use crate::settings::cli::packet::To;
 /// Explains a Service (`namespace/name`, with or without `:port`), or which one has an address and port. Exit code 0:
 /// explained. 1: no Service has that name or that address and port, or the input is missing. 2: bad input, or some of
 /// it could not be read.
-pub async fn explain(
-    configured: &Configured,
-    output: Output,
-    asked: &str,
-    node_addresses: &[IpAddr],
-) -> Result<ExitCode, Stopped> {
+pub async fn explain(configured: &Configured, asked: &str) -> Result<ExitCode, Stopped> {
     let asked = Subject::read(asked).map_err(Stopped::bad_input)?;
     let (mut snapshot, unreadable) = input(configured).await?;
-    let node = addresses_of_node(&snapshot, node_addresses);
+    let node = addresses_of_node(configured, &snapshot);
     keep_what_matters(&mut snapshot, &asked, &node);
     let objects = snapshot.services.clone();
-    let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
+    let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot)?;
     warn_of_no_address(configured, &addresses);
     let held = engine.kernel().state();
     let found = match find(engine.proxier(), &asked, &objects) {
@@ -54,7 +49,8 @@ pub async fn explain(
     };
     let object = objects.get(&found.service.key).map(Box::as_ref);
     let explained = Explanation::new(engine.proxier(), &held, &found, object);
-    Ok(exit_code(output.print(|| lines(explained.lines()), || explained.json()), &unreadable))
+    let is_printed = configured.output.print(|| lines(explained.lines()), || explained.json());
+    Ok(exit_code(is_printed, &unreadable))
 }
 
 /// Result of the search: the Service to explain, and the requested part of it.

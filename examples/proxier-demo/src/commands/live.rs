@@ -7,11 +7,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
+use proxier_core::config::KernelNames;
 use proxier_core::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::{Kind, iptables as iptables_mode, other_addresses};
 use proxier_core::ports::Ports;
 use proxier_core::service::{NodeFacts, Packet};
+use proxier_core::snapshot::HostAddresses;
 use serde_json::{Value, json};
 
 use crate::commands::show::serving;
@@ -24,7 +26,6 @@ use crate::settings::cli::Configured;
 
 pub(super) struct Live {
     kernel: KernelPorts,
-    /// The addresses of this host, without Services'.
     pub(super) addresses: Vec<IpAddr>,
     /// How long to count packets; zero: one read.
     during: Duration,
@@ -34,8 +35,7 @@ impl Live {
     pub(super) fn open(configured: &Configured, during: Duration) -> Result<Self, Problem> {
         let mut kernel = kernel::open()?;
         let host = kernel.ports().links.addresses().map_err(unread)?;
-        let names = &configured.settings.core.names;
-        let addresses = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
+        let addresses = addresses_of_host(&host, &configured.settings.core.names);
         Ok(Live { kernel, addresses, during })
     }
 
@@ -82,6 +82,11 @@ impl Live {
         let dump = programs.dump_with_counters().map_err(unread)?;
         Ok(iptables_mode::inspect(&dump, key, facts.is_on_interface(key.address)))
     }
+}
+
+/// The addresses of this host, without Services'.
+pub(super) fn addresses_of_host(host: &HostAddresses, names: &KernelNames) -> Vec<IpAddr> {
+    other_addresses(host, names).filter(|address| !address.is_loopback()).collect()
 }
 
 fn unread(error: impl Display) -> Problem {

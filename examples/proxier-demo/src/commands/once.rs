@@ -164,7 +164,7 @@ pub(crate) fn print_report(report: &Report) {
 
 /// Prints what would change. If this kernel does not support the mode, prints a note and what an empty kernel with this
 /// host's addresses would get. With `detailed`, the exit code tells whether anything would change.
-pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Result<ExitCode, Stopped> {
+pub async fn plan(configured: &Configured, detailed: bool) -> Result<ExitCode, Stopped> {
     // Without privilege nothing can be read from this kernel.
     privileges::NET_ADMIN.require()?;
     let mut asked = configured.clone();
@@ -177,7 +177,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Re
         Ok(chosen) => {
             let mut engine = chosen_engine(chosen, snapshot);
             engine.read_running_sockets().into_iter().for_each(say);
-            return Ok(preview(&mut engine, &unreadable, (output, detailed)));
+            return Ok(preview(&mut engine, &unreadable, (configured.output, detailed)));
         }
         Err(problems) => problems,
     };
@@ -192,7 +192,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Re
     host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
     let mut engine = Engine::in_memory(configured, empty);
     engine.feed(snapshot);
-    Ok(preview(&mut engine, &unreadable, (output, detailed)))
+    Ok(preview(&mut engine, &unreadable, (configured.output, detailed)))
 }
 
 fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], (output, detailed): (Output, bool)) -> ExitCode {

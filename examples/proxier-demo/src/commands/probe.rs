@@ -21,7 +21,7 @@ use crate::engine::beside::beside;
 use crate::engine::choose::{self, Preparing};
 use crate::engine::needs::Trial;
 use crate::engine::{self, kernel, needs, neighbours, userspace};
-use crate::output::{Output, lines};
+use crate::output::lines;
 use crate::problem::{Problem, Stopped};
 use crate::settings::Settings;
 use crate::settings::cli::Configured;
@@ -214,7 +214,7 @@ fn table(all: &[ModeRows], asked: RequestedMode, chosen: Option<Kind>) -> String
 
 /// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
 /// here; for `auto`, one can. 1: no, or unknown.
-pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
+pub async fn probe(configured: &Configured) -> Result<ExitCode, Stopped> {
     let settings = &configured.settings;
     let mut kernel = kernel::open_to_look()?;
     let own = TriedMode::new(settings.mode, configured, &mut kernel).map_err(|(_, problems)| problems)?;
@@ -254,7 +254,7 @@ pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, 
         }
         json
     };
-    let is_printed = output.print(text, json);
+    let is_printed = configured.output.print(text, json);
     let works = if settings.asked == RequestedMode::Auto { chosen.is_some() } else { own.serves() };
     Ok(exit_code(is_printed && works, &[]))
 }

@@ -19,19 +19,19 @@ use crate::commands::mentions;
 use crate::commands::once::{exit_code, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
 use crate::message::change::Snapshot;
-use crate::output::{Output, lines, say};
+use crate::output::{lines, say};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
 
 /// The device that has the node's addresses.
 const DEVICE: &str = "node0";
 
-/// Renders the input for a node with these addresses or, if there are none, those of its Node object.
+/// Renders the input for a simulated node.
 ///
 /// Exit code 0: rendered. 1: no input, or a part could not be programmed. 2: some of the input could not be read.
-pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> Result<ExitCode, Stopped> {
+pub async fn render(configured: &Configured) -> Result<ExitCode, Stopped> {
     let (snapshot, unreadable) = input(configured).await?;
-    let Simulated { mut engine, addresses, before, report } = simulate(configured, snapshot, node_addresses)?;
+    let Simulated { mut engine, addresses, before, report } = simulate(configured, snapshot)?;
     engine.proxier().rejections().for_each(say);
     print_report(&report);
     rules_in_memory(&configured.settings).iter().for_each(say);
@@ -46,7 +46,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         _ => listener.serves_anybody(),
     });
     let rendered = Rendering { mode: configured.settings.mode, state, listeners };
-    let is_printed = output.print(|| rendered.text(), || rendered.json());
+    let is_printed = configured.output.print(|| rendered.text(), || rendered.json());
     Ok(exit_code(is_printed && report.is_done(), &unreadable))
 }
 
@@ -59,13 +59,9 @@ pub(crate) struct Simulated {
     report: Report,
 }
 
-/// Programs a simulated node with these addresses or, if there are none, those of its Node object.
-pub(crate) fn simulate(
-    configured: &Configured,
-    snapshot: Snapshot,
-    node_addresses: &[IpAddr],
-) -> Result<Simulated, Stopped> {
-    let addresses = addresses_of_node(&snapshot, node_addresses);
+/// Programs a simulated node.
+pub(crate) fn simulate(configured: &Configured, snapshot: Snapshot) -> Result<Simulated, Stopped> {
+    let addresses = addresses_of_node(configured, &snapshot);
     let mut kernel = Sketch::default();
     kernel.set_interface(DEVICE, &addresses);
     let before = kernel.state();
@@ -75,11 +71,11 @@ pub(crate) fn simulate(
     Ok(Simulated { engine, addresses, before, report })
 }
 
-/// These addresses or, if there are none, those of the Node object, without names.
-pub(crate) fn addresses_of_node(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> Vec<IpAddr> {
+/// The given addresses or, if there are none, those of the Node object, without names.
+pub(crate) fn addresses_of_node(configured: &Configured, snapshot: &Snapshot) -> Vec<IpAddr> {
     let of_node = snapshot.node.iter().flat_map(|node| &node.object.status.addresses);
     let of_node = of_node.filter_map(|address| address.address.parse().ok());
-    if node_addresses.is_empty() { of_node.collect() } else { node_addresses.to_vec() }
+    if configured.node_addresses.is_empty() { of_node.collect() } else { configured.node_addresses.clone() }
 }
 
 /// Warns that a node without addresses serves no node ports.

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
 use proxier_core::engine::Reconciler;
-use proxier_core::inspect::trace;
 use proxier_core::net::Family;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use crate::commands::live::{Live, LiveState};
 use crate::commands::once::{exit_code, input};
 use crate::commands::render::{Simulated, simulate, warn_of_no_address};
-use crate::output::{Output, lines};
+use crate::output::lines;
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::Configured;
 use crate::settings::cli::packet::{Sender, TraceRequest};
@@ -20,28 +19,24 @@ use crate::settings::cli::packet::{Sender, TraceRequest};
 /// Prints the path of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit
 /// code 0: traced, even if the packet is dropped or refused. 1: no input, or the kernel has other entries. 2: bad
 /// input, or some of it could not be read.
-pub async fn trace_packet(
-    configured: &Configured,
-    output: Output,
-    asked: &TraceRequest,
-    node_addresses: &[IpAddr],
-) -> Result<ExitCode, Stopped> {
+pub async fn trace_packet(configured: &Configured, asked: &TraceRequest) -> Result<ExitCode, Stopped> {
     let (snapshot, unreadable) = input(configured).await?;
     let mut live = asked.live.map(|during| Live::open(configured, during)).transpose()?;
-    let serving = live.as_mut().map(|live| live.of_serving_mode(configured)).transpose();
-    let serving = serving.map_err(Stopped::bad_input)?;
-    let configured = serving.as_ref().unwrap_or(configured);
-    // The running kernel serves node ports on this host's addresses.
-    let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses.clone());
-    let node_addresses = own.as_deref().unwrap_or(node_addresses);
-    let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
-    warn_of_no_address(configured, &addresses);
+    let mut configured = match &mut live {
+        Some(live) => live.of_serving_mode(configured).map_err(Stopped::bad_input)?,
+        None => configured.clone(),
+    };
+    if let Some(live) = live.as_ref().filter(|_| configured.node_addresses.is_empty()) {
+        // The running kernel serves node ports on this host's addresses.
+        configured.node_addresses.clone_from(&live.addresses);
+    }
+    let Simulated { mut engine, addresses, .. } = simulate(&configured, snapshot)?;
+    warn_of_no_address(&configured, &addresses);
     let mut kernel = engine.kernel().clone();
     let proxier = engine.proxier();
-    let options = configured.settings.iptables();
     let mode = proxier.mode();
     let packet = packet(asked, &addresses, proxier).map_err(|reason| Stopped::bad_input(Problem::new("", reason)))?;
-    let traced = trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
+    let traced = engine.trace(&packet, &configured.settings);
     let found = match &mut live {
         Some(live) => Some(live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await?),
         None => None,
@@ -52,7 +47,7 @@ pub async fn trace_packet(
         value["live"] = found.as_ref().map(LiveState::json).into();
         value
     };
-    let is_printed = output.print(text, json);
+    let is_printed = configured.output.print(text, json);
     Ok(exit_code(is_printed && found.is_none_or(|found| found.agrees()), &unreadable))
 }
 

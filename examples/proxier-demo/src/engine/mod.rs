@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
 use proxier_core::engine::{Limits, Options, Reconciler, Removal};
+use proxier_core::inspect::trace;
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
@@ -30,6 +31,7 @@ use proxier_core::net::{Family, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
 use proxier_core::safeguard::MassRemoval;
+use proxier_core::service::{Packet, Trace};
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
@@ -156,6 +158,13 @@ impl Engine<Sketch> {
     pub fn in_memory(configured: &Configured, mut kernel: Sketch) -> Self {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
+    }
+
+    /// What happens to a packet.
+    pub(crate) fn trace(&self, packet: &Packet, settings: &Settings) -> Trace {
+        let proxier = &self.proxier;
+        let known = (proxier.desired(), proxier.facts());
+        trace(proxier.mode(), proxier.store(), known, packet, settings.iptables())
     }
 }
 

@@ -28,14 +28,15 @@ pub use self::watch::watch;
 use crate::commands::once::exit_code;
 use crate::engine::kernel;
 use crate::message::change::Snapshot;
-use crate::output::{Output, lines, say};
+use crate::output::{lines, say};
 use crate::problem::Stopped;
 use crate::settings::cli::{Configured, Connection, Source};
 use crate::sources::{cluster, initial_list};
 
 /// Prints every virtual server in the kernel, including those of other programs, with real servers and connections, and
 /// its Service if the source of Services can be read. In the other modes, Frontends with endpoints.
-pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
+pub async fn show(configured: &Configured) -> Result<ExitCode, Stopped> {
+    let output = configured.output;
     let mut kernel = kernel::open()?;
     let host = kernel.ports().links.addresses()?;
     let services = &Services::read(configured, (&mut kernel, &host), true).await;

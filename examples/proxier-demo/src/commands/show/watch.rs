@@ -28,7 +28,7 @@ const NAMES_AGAIN: Duration = Duration::from_secs(30);
 /// Prints all virtual servers or Frontends with their rates, busiest first, at each interval, until SIGINT or SIGTERM,
 /// or until standard output is closed. A terminal shows as many as fit. Other outputs get a block, or a JSON object,
 /// per read.
-pub async fn watch(configured: &Configured, output: Output, every: Duration) -> Result<ExitCode, Stopped> {
+pub async fn watch(configured: &Configured, every: Duration) -> Result<ExitCode, Stopped> {
     let mut kernel = kernel::open()?;
     // Not SIGHUP: without its terminal, this ends as other programs do.
     let mut signals = EndSignals::listen().map_err(|error| Problem::new("signals", error.to_string()))?;
@@ -36,7 +36,7 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
     tokio::select! {
         biased;
         () = signals.asked() => Ok(ExitCode::SUCCESS),
-        ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
+        ended = refresh(configured, every, &mut kernel, &host) => match ended {
             Ok(never) => match never {},
             Err(None) => Ok(ExitCode::SUCCESS),
             Err(Some(problem)) => Err(problem.into()),
@@ -54,9 +54,9 @@ fn not_written(error: std::io::Error) -> Option<Problem> {
 /// Ends with a problem, or when standard output has no reader any more.
 async fn refresh(
     configured: &Configured,
-    output: Output,
     every: Duration,
-    (kernel, host): (&mut KernelPorts, &HostAddresses),
+    kernel: &mut KernelPorts,
+    host: &HostAddresses,
 ) -> Result<std::convert::Infallible, Option<Problem>> {
     let mut services = Services::read(configured, (kernel, host), true).await;
     // Virtual servers without a name belong to another program, or the source cannot be read.
@@ -68,7 +68,7 @@ async fn refresh(
     // The mode that serves now. If it changes, `run` is restarted, and so must this be.
     let other = Frontends::read(configured, kernel, (&services.desired, host))?;
     let (mode, mut history) = (other.map(|other| other.mode), History::default());
-    let screen = match output {
+    let screen = match configured.output {
         Output::Text => Some(Screen::enter().await.map_err(not_written)?),
         Output::Json => None,
     };

@@ -117,9 +117,6 @@ pub struct Connection {
 #[derive(Clone, Debug)]
 pub struct Invocation {
     pub command: Command,
-    pub output: Output,
-    /// Addresses of the node that is simulated; empty: those of its Node object.
-    pub node_addresses: Vec<IpAddr>,
     /// `--config`. If the file changes, `run` ends, so that its supervisor restarts it with the new file.
     pub config: Option<PathBuf>,
     matches: ArgMatches,
@@ -129,6 +126,9 @@ pub struct Invocation {
 pub struct Configured {
     pub source: Source,
     pub settings: Settings,
+    pub output: Output,
+    /// Addresses of the node that is simulated; empty: those of its Node object.
+    pub node_addresses: Vec<IpAddr>,
     /// `--allow-mass-removal`: most of the Services may be removed at once.
     pub allow_mass_removal: bool,
     /// `--no-fallback`: only serve in the configured mode.
@@ -190,13 +190,6 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: format!("{NAME} {}", build::LINE) });
     }
-    // Only some commands have these options.
-    let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
-        Some("json") => Output::Json,
-        _ => Output::Text,
-    };
-    let node_addresses = matches.try_get_many::<IpAddr>("node-address").ok().flatten();
-    let node_addresses = node_addresses.unwrap_or_default().copied().collect();
     let mode = |name: &str| {
         Kind::ALL.into_iter().find(|mode| matches.get_one::<String>(name).is_some_and(|of| of == mode.name()))
     };
@@ -220,7 +213,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
         ("cleanup", _) => Command::Cleanup(mode("keep")),
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
-    Ok(Invocation { command, output, node_addresses, config: matches.get_one("config").cloned(), matches })
+    Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
 }
 
 impl Invocation {
@@ -262,10 +255,23 @@ impl Invocation {
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
         let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
-        let allow_mass_removal = matches.get_flag("allow-mass-removal");
-        let no_fallback = matches.get_flag("no-fallback");
-        let configured =
-            Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
+        // Only some commands have these two options.
+        let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
+            Some("json") => Output::Json,
+            _ => Output::Text,
+        };
+        let node_addresses = matches.try_get_many::<IpAddr>("node-address").ok().flatten();
+        let configured = Configured {
+            source,
+            settings,
+            output,
+            node_addresses: node_addresses.unwrap_or_default().copied().collect(),
+            allow_mass_removal: matches.get_flag("allow-mass-removal"),
+            no_fallback: matches.get_flag("no-fallback"),
+            given,
+            input_timeout,
+            warnings,
+        };
         // A bad value in the section of a fallback mode does not justify skipping that mode.
         for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
             configured.in_mode(mode).map_err(Stopped::bad_input)?;
