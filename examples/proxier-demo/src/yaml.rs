@@ -116,7 +116,7 @@ pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserializ
 
 /// Reads a value as a typed object.
 /// Errors: the path of the field at fault (empty for the object itself), and what is wrong with it.
-pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
+pub fn read<'de, T: Deserialize<'de>, D: Deserializer<'de>>(value: D) -> Result<T, (String, String)> {
     serde_path_to_error::deserialize(value).map_err(|error| (path(error.path()), in_words(error.inner().to_string())))
 }
 
@@ -137,7 +137,7 @@ pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)>
     // Tracking the path doubles the cost of reading, and only bad texts need it.
     serde_json::from_str(text).map_err(|error| {
         // A value has each field once: a text that has one twice is wrong as a whole.
-        let at_field = serde_json::from_str(text).ok().and_then(|value| read::<T>(&value).err());
+        let at_field = serde_json::from_str::<Value>(text).ok().and_then(|value| read::<T, _>(&value).err());
         at_field.unwrap_or_else(|| (String::new(), in_words(error.to_string())))
     })
 }
@@ -154,6 +154,6 @@ pub fn in_words(mut text: String) -> String {
 }
 
 fn path(path: &serde_path_to_error::Path) -> String {
-    let text = path.to_string();
-    if text == "." { String::new() } else { text }
+    // `.` stands for the object itself, `?` for a field whose name cannot be read.
+    path.to_string().trim_end_matches(['.', '?']).to_owned()
 }

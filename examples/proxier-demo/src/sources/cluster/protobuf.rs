@@ -14,26 +14,13 @@ use serde::forward_to_deserialize_any;
 
 use crate::yaml;
 
-/// What is wrong, and the path of the field.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", .0.1)]
-pub(super) struct Error(Box<(String, String)>);
+#[error("{0}")]
+pub(super) struct Error(String);
 
 impl serde::de::Error for Error {
     fn custom<T: Display>(reason: T) -> Self {
-        Error(Box::new((String::new(), reason.to_string())))
-    }
-}
-
-impl Error {
-    /// Puts what the field is in before its path.
-    fn within(mut self, parent: &str) -> Self {
-        let path = &mut self.0.0;
-        if !path.is_empty() && !path.starts_with('[') {
-            path.insert(0, '.');
-        }
-        path.insert_str(0, parent);
-        self
+        Error(reason.to_string())
     }
 }
 
@@ -155,7 +142,8 @@ pub(super) const SERVICE_CIDR: &[Field] = fields! { 1 "metadata" METADATA; 2 "sp
 /// Errors: the path of the wrong field, and what is wrong.
 pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
     let value = Value { kind: Message(fields), wire: Wire::Bytes(message) };
-    T::deserialize(value).map_err(|Error(error)| (error.0, yaml::in_words(error.1)))
+    // Tracking the path costs time, and only bad messages need it.
+    T::deserialize(value).or_else(|_error| yaml::read(value))
 }
 
 /// Where the object begins within the envelope of bodies and events (four bytes, and `runtime.Unknown`), and its length.
@@ -328,7 +316,7 @@ impl<'de> Deserializer<'de> for Value<'de> {
             (Time, Wire::Bytes(bytes)) => visitor.visit_string(time(bytes)?),
             (Message(fields), Wire::Bytes(rest)) => visitor.visit_map(Fields { rest, table: fields, value: None }),
             (Map, Wire::Bytes(rest)) => visitor.visit_map(Entries { rest, value: &[] }),
-            (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind, number: 0 }),
+            (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind }),
             (Pointer(kind), wire) => Value { kind: *kind, wire }.deserialize_any(visitor),
             _ => Err(Error::custom("the protobuf message has another type at this field")),
         }
@@ -356,8 +344,8 @@ impl<'de> Deserializer<'de> for Value<'de> {
 struct Fields<'a> {
     rest: &'a [u8],
     table: &'static [Field],
-    /// The previous key, and its value.
-    value: Option<(&'static str, Value<'a>)>,
+    /// The value of the previous key.
+    value: Option<Value<'a>>,
 }
 
 impl<'de> MapAccess<'de> for Fields<'de> {
@@ -378,23 +366,20 @@ impl<'de> MapAccess<'de> for Fields<'de> {
                 value.wire = Wire::Bytes(start.get(..length).unwrap_or_default());
             }
             if !value.is_absent() {
-                self.value = Some((name, value));
+                self.value = Some(value);
                 return seed.deserialize(serde::de::value::BorrowedStrDeserializer::new(name)).map(Some);
             }
         }
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
-        let (name, value) = self.value.take().ok_or_else(|| Error::custom("a value without a key"))?;
-        seed.deserialize(value).map_err(|error| error.within(name))
+        seed.deserialize(self.value.take().ok_or_else(|| Error::custom("a value without a key"))?)
     }
 }
 
 struct Elements<'a> {
     rest: &'a [u8],
     kind: Kind,
-    /// Number of elements before `rest`.
-    number: usize,
 }
 
 impl<'de> SeqAccess<'de> for Elements<'de> {
@@ -402,10 +387,7 @@ impl<'de> SeqAccess<'de> for Elements<'de> {
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
         let Some((_, wire)) = next(&mut self.rest)? else { return Ok(None) };
-        let element = seed.deserialize(Value { kind: self.kind, wire });
-        let element = element.map_err(|error| error.within(&format!("[{}]", self.number)))?;
-        self.number = self.number.saturating_add(1);
-        Ok(Some(element))
+        seed.deserialize(Value { kind: self.kind, wire }).map(Some)
     }
 }
 
