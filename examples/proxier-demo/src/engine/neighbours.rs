@@ -162,15 +162,6 @@ mod tests {
         assert_eq!(found, ["192.0.2.53", "2001:db8::53", "fe80::1"].map(ip));
     }
 
-    #[test]
-    fn connections_of_this_process_are_found() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        assert_eq!(peers(address.port()), []);
-        let _connection = std::net::TcpStream::connect(address).unwrap();
-        assert_eq!(peers(address.port()), [address]);
-    }
-
     /// An endpoint to which connections are relayed is not an API server because of its port.
     #[tokio::test]
     async fn relayed_connections_are_not_taken_for_the_api_server() {
@@ -178,6 +169,8 @@ mod tests {
         let port = server.local_addr().unwrap().port();
         let endpoint = std::net::TcpListener::bind(("127.0.0.2", port)).unwrap();
         let _relayed = std::net::TcpStream::connect(endpoint.local_addr().unwrap()).unwrap();
+        let other = std::net::TcpListener::bind("127.0.0.3:0").unwrap();
+        let _to_another_port = std::net::TcpStream::connect(other.local_addr().unwrap()).unwrap();
         let connection = Connection { master: Some(format!("http://127.0.0.1:{port}")), ..Connection::default() };
         for (relays, found) in [(false, vec!["127.0.0.1", "127.0.0.2"]), (true, vec!["127.0.0.1"])] {
             let mut neighbours = Neighbours::new(&Source::Cluster(connection.clone()), relays).find().await;
