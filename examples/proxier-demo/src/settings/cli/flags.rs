@@ -171,34 +171,35 @@ fn arg(Flag(name, kind, .., help): &Flag) -> Arg {
 }
 
 fn parser(name: &str, kind: Kind) -> ValueParser {
-    let texts = StringValueParser::new();
-    match kind {
-        Text | List => {
-            let words = WORDS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, words)| *words);
-            ValueParser::new(Words(words))
-        }
-        Bool => ValueParser::from(texts.try_map(|text| match text.as_str() {
-            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::from(true)),
-            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::from(false)),
-            _ => Err("write true or false".to_owned()),
-        })),
-        Int => ValueParser::from(
-            texts.try_map(|text| text.parse::<i64>().map(Value::from).map_err(|_not_a_number| "write a whole number")),
-        ),
-        Float => ValueParser::from(texts.try_map(|text| {
-            text.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from).ok_or("write a number")
-        })),
-        Duration => ValueParser::from(
-            texts.try_map(|text| text.parse::<GoDuration>().map(|duration| Value::from(duration.to_string()))),
-        ),
-        Gates => ValueParser::from(texts.try_map(|text| {
-            let gates = text.split(',').filter(|part| !part.is_empty()).map(|part| {
-                let (name, on) = part.split_once('=')?;
-                Some((name.trim().to_owned(), Value::from(on.trim().parse::<bool>().ok()?)))
-            });
-            gates.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object).ok_or("write NAME=true or NAME=false")
-        })),
+    if matches!(kind, Text | List) {
+        let words = WORDS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, words)| *words);
+        return ValueParser::new(Words(words));
     }
+    ValueParser::from(StringValueParser::new().try_map(move |text| read(kind, &text)))
+}
+
+/// The value of a flag; otherwise what to write.
+fn read(kind: Kind, text: &str) -> Result<Value, String> {
+    let gates = || {
+        let gates = text.split(',').filter(|part| !part.is_empty()).map(|part| {
+            let (name, on) = part.split_once('=')?;
+            Some((name.trim().to_owned(), Value::from(on.trim().parse::<bool>().ok()?)))
+        });
+        gates.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
+    };
+    let (value, advice) = match kind {
+        Text | List => (Some(text.into()), ""),
+        Bool => match text {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => (Some(true.into()), ""),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => (Some(false.into()), ""),
+            _ => (None, "write true or false"),
+        },
+        Int => (text.parse::<i64>().ok().map(Value::from), "write a whole number"),
+        Float => (text.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::from), "write a number"),
+        Duration => return text.parse::<GoDuration>().map(|duration| duration.to_string().into()),
+        Gates => (gates(), "write NAME=true or NAME=false"),
+    };
+    value.ok_or_else(|| advice.to_owned())
 }
 
 /// Each flag with the value of its field, in the flag's syntax.
@@ -219,7 +220,7 @@ pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static 
 }
 
 /// The flag that sets a field; elements of a list belong to the field.
-pub(crate) fn flag_of(field: &str) -> Option<&'static str> {
+pub fn flag_of(field: &str) -> Option<&'static str> {
     let field = field.split('[').next().unwrap_or_default();
     match field {
         "hostnameOverride" => return Some("hostname-override"),
