@@ -1,12 +1,15 @@
 //! The documentation: links, paths and commands of all pages, and the reference of the command line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
 
+use proxier_core::config::MayAskFor;
+use proxier_core::snapshot::Annotation;
 use proxier_demo::exit;
 use proxier_demo::settings::cli;
-use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
+use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration, Nftables, ROWS, Userspace};
+use serde_json::Value;
 use testkit::documents::{commands, is_current, lines, pages, root, shown};
 
 /// Its links are those of the pages that it fills.
@@ -211,3 +214,66 @@ fn the_documentation_has_the_command_line() {
     text += &format!("\n## Configuration\n\n```text\n{}\n```\n", shared.trim_end());
     is_current("docs/reference/cli.md", &text);
 }
+
+/// The name of a field in a configuration file.
+fn name_of(field: &str, serde: &str) -> String {
+    if let Some((_, rest)) = serde.split_once("rename = \"") {
+        return rest.split('"').next().unwrap().to_owned();
+    }
+    let mut parts = field.split('_');
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |name, part| name + &part[..1].to_uppercase() + &part[1..])
+}
+
+#[test]
+fn the_documentation_has_every_field_of_the_configuration() {
+    let mut object = KubeProxyConfiguration {
+        nftables: Some(Nftables::default()),
+        userspace: Some(Userspace::default()),
+        ..Default::default()
+    };
+    object.set_defaults();
+    let defaults = serde_json::to_value(&object).unwrap();
+    let sections: BTreeMap<String, &str> =
+        ROWS.iter().map(|row| (row.0[..1].to_lowercase() + &row.0[1..], row.0)).collect();
+    let mut text = format!("# Configuration file\n\n{ABOUT}\n");
+    let mut current = "";
+    for (section, field, serde, about, own) in ROWS {
+        let name = name_of(field, serde);
+        if sections.contains_key(&name) {
+            continue;
+        }
+        let prefix = if *section == KIND { String::new() } else { section[..1].to_lowercase() + &section[1..] };
+        if current != *section {
+            let title = if prefix.is_empty() { "Top level" } else { &prefix };
+            text += &format!("\n## {title}\n\n| field | default | flag | what |\n| --- | --- | --- | --- |\n");
+            current = section;
+        }
+        let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        let default = path.split('.').fold(&defaults, |object, part| &object[part]);
+        let default = match default {
+            Value::Null => String::new(),
+            Value::String(text) if text.is_empty() => String::new(),
+            Value::Array(list) if list.is_empty() => String::new(),
+            Value::Object(fields) if fields.is_empty() => String::new(),
+            other => format!("`{}`", other.as_str().map_or_else(|| other.to_string(), str::to_owned)),
+        };
+        let flag = cli::flag_of(&path).map(|flag| format!("`--{flag}`")).unwrap_or_default();
+        let star = if *own { " *" } else { "" };
+        text += &format!("| `{path}`{star} | {default} | {flag} | {} |\n", about.trim());
+    }
+    text += "\n## ipvs.defaults\n\nFor Services without the [annotation](annotations.md), in IPVS mode.\n\n| field | as |\n| --- | --- |\n";
+    for Annotation { name, field, .. } in Annotation::ALL.iter().filter(|one| one.field.starts_with("ipvs.defaults")) {
+        text += &format!("| `{field}` * | `{name}` |\n");
+    }
+    is_current("docs/reference/configuration.md", &text);
+    let default = proxier_core::config::Config::default().ipvs.may_ask_for;
+    let allowed = MayAskFor::NAMED.iter().filter(|(_, one)| default.contains(*one)).map(|(name, _)| *name);
+    let list = format!("The default is `[{}]`", allowed.collect::<Vec<_>>().join(", "));
+    let policy = std::fs::read_to_string(root().join("docs/policy.md")).unwrap();
+    assert!(policy.replace('\n', " ").contains(&list), "{list}");
+}
+
+const ABOUT: &str = "`KubeProxyConfiguration`, `kubeproxy.config.k8s.io/v1alpha1`, for `--config`. Fields with a star are not in kube-proxy. \
+    `fastPath` has [fields of its own](../modes.md#fast-path). Unknown fields are a warning; impossible values are exit code 2. \
+    `proxier-demo run --write-config-to FILE` writes the effective configuration.";

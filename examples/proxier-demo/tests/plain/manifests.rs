@@ -151,6 +151,60 @@ fn only_when_nothing_can_be_read_is_that_the_end() {
     assert!(lines[0].starts_with("! ") && lines[1] == "+web 80", "{lines:?}");
 }
 
+/// The rest of the file is read.
+#[test]
+fn errors_are_named_and_stop_nothing() {
+    for (document, expected) in [
+        ("a: [", "not YAML or JSON: "),
+        ("a: 1\na: 2", "not YAML or JSON: "),
+        ("just text", "not an object with apiVersion"),
+        ("[1, 2]", "not an object with apiVersion"),
+        ("metadata: {name: x}", "kind: missing; should be Service"),
+        ("kind: Service\nmetadata: {name: x}", "Service x: apiVersion: \"\"; Service is read as v1"),
+        (
+            "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x, namespace: y}",
+            "EndpointSlice y/x: apiVersion: \"discovery.k8s.io/v1beta1\"; EndpointSlice is read as discovery.k8s.io/v1",
+        ),
+        ("apiVersion: v1\nkind: Service\nspec: {}", "metadata.name: missing or empty"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: [a]}", "metadata.name: missing or empty"),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: y}\nspec: {ports: [{port: http}]}",
+            "Service y/x: spec.ports[0].port: invalid type: string \"http\", expected a whole number",
+        ),
+        (
+            "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: x}, spec: 5}]",
+            "Service x: items[0].spec: invalid type: integer `5`",
+        ),
+        ("apiVersion: v1\nkind: List\nitems: {}", "items: not a list"),
+    ] {
+        let dir =
+            Folder::with("f.yaml", &format!("{}---\n{document}\n---\n{}", service("web", 1), service("other", 2)));
+        let file = dir.path("f.yaml");
+        let lines = open(&file).unwrap();
+        assert_eq!(lines[1..], ["+other 2", "+web 1"], "{document}");
+        assert!(lines[0].starts_with(&format!("! {}: document 2: {expected}", file.display())), "{lines:?}");
+    }
+    // Lines are those of the file.
+    let dir = Folder::with("f.yaml", &format!("{}---\n{}---\nkey: [1,\n", service("web", 1), service("other", 2)));
+    let problem = &open(&dir.0).unwrap()[0];
+    assert!(problem.contains("document 3"), "{problem}");
+    assert!(problem.contains("line 11") || problem.contains("line 12"), "{problem}");
+}
+
+#[test]
+fn small_texts_that_become_large_are_refused() {
+    let mut aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for level in 1..12 {
+        let of = vec![format!("*a{}", level - 1); 9].join(",");
+        aliases.extend(["a", &level.to_string(), ": &a", &level.to_string(), " [", &of, "]\n"]);
+    }
+    let objects = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+    for text in [aliases, "[".repeat(100_000), objects] {
+        let problems = open(&Folder::with("f.yaml", &text).0).unwrap_err();
+        assert!(problems[0].contains(": document 1: not YAML or JSON: "), "{problems:?}");
+    }
+}
+
 #[tokio::test]
 async fn changes_are_followed() {
     let dir = Folder::with("a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));

@@ -152,3 +152,14 @@ fn each_object_has_one_message_a_minute() {
         assert_eq!(limiter.pass(object, at(secs)), passes, "{object} at {secs} s");
     }
 }
+
+#[test]
+fn memory_of_a_limiter_is_bounded_and_a_full_one_costs_little() {
+    const ROOM: usize = 4096;
+    let (mut limiter, start) = (Limiter::default(), Instant::now());
+    // Two Services that both claimed 200,000 addresses and ports delayed every change by 4 s.
+    let mut pass_all = |at| (0..200_000).filter(|number| limiter.pass(&number.to_string(), at)).count();
+    assert_eq!(pass_all(start), ROOM);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert_eq!(pass_all(start + Limiter::INTERVAL), ROOM, "the old ones are forgotten");
+}

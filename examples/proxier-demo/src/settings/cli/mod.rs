@@ -19,8 +19,7 @@ use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RequestedMode, candidates};
 use proxier_core::net::Family;
 
-#[cfg(test)]
-pub(crate) use self::flags::flag_of;
+pub use self::flags::flag_of;
 pub(crate) use self::flags::flags_of;
 use crate::output::{self, Output};
 use crate::problem::{OneLine, Problem, Stopped};

@@ -2,6 +2,7 @@
 #![allow(clippy::wildcard_imports, reason = "parts of one suite, with the same world")]
 
 mod credentials;
+mod events;
 mod lists;
 mod nodes;
 mod watches;
