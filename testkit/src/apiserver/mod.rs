@@ -135,6 +135,8 @@ struct Store {
     version: u64,
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
+    /// Bodies to send instead of lists.
+    bodies: BTreeMap<&'static str, Vec<u8>>,
     /// The rest of each paged list, by continue token.
     pages: BTreeMap<String, (u64, Vec<Sent>)>,
     watches: Vec<Watch>,
@@ -368,6 +370,11 @@ impl ApiServer {
         lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
     }
 
+    /// Answers each request for a list of a resource with this body, in the encoding that the client asks for.
+    pub fn answer_lists_with(&self, resource: &str, body: &[u8]) {
+        lock(&self.state).bodies.insert(plural(resource).plural, body.to_vec());
+    }
+
     /// Removes the pending faults of [`ApiServer::fail_next`].
     pub fn clear_faults(&self) {
         lock(&self.state).faults.clear();
@@ -518,6 +525,9 @@ impl Store {
 
     /// A list or a page of one. Version 0 means "any version"; a limit is then ignored.
     fn list(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> Result<Vec<u8>, Value> {
+        if let Some(body) = self.bodies.get(kind.plural) {
+            return Ok(body.clone());
+        }
         if let Some(failure) = self.too_large(request) {
             return Err(failure);
         }

@@ -2,9 +2,6 @@
 //! process begins on a kernel that an earlier one has filled.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -19,6 +16,7 @@ use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::channel;
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use proxier_demo::sources::initial_list;
+use testkit::apiserver::ApiServer;
 use testkit::apiserver::recorded::both;
 
 /// Lists of a server.
@@ -34,73 +32,23 @@ impl Answers {
         let of = |(json, protobuf): (&[u8], &[u8])| if is_protobuf { protobuf.to_vec() } else { json.to_vec() };
         Answers { is_protobuf, services: of(both::SERVICES), slices: of(both::ENDPOINT_SLICES) }
     }
-
-    /// Body of a list, and of a watch that stays open.
-    fn answer(&self, target: &str, to: &mut TcpStream) -> bool {
-        let (path, query) = target.split_once('?').unwrap();
-        let kind = if self.is_protobuf { "application/vnd.kubernetes.protobuf" } else { "application/json" };
-        if query.contains("watch=1") {
-            let head =
-                format!("HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n");
-            drop(to.write_all(head.as_bytes()));
-            return true;
-        }
-        let body = match path {
-            _ if path.ends_with("/services") => &*self.services,
-            _ if path.ends_with("/endpointslices") => &*self.slices,
-            _ if self.is_protobuf => both::NODES.1,
-            _ => both::NODES.0,
-        };
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
-        drop(to.write_all(&[head.as_bytes(), body].concat()));
-        false
-    }
-
-    /// Serves them at this URL, as long as the second value is there.
-    fn serve(self) -> (String, Arc<Mutex<Vec<TcpStream>>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let open = Arc::new(Mutex::new(Vec::new()));
-        let watches = Arc::downgrade(&open);
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (Ok(mut stream), Some(watches), answers) = (stream, watches.upgrade(), self.clone()) else {
-                    return;
-                };
-                std::thread::spawn(move || {
-                    let mut reader = BufReader::new(stream.try_clone().unwrap());
-                    let mut target = String::new();
-                    loop {
-                        let mut line = String::new();
-                        if reader.read_line(&mut line).unwrap_or(0) == 0 {
-                            return;
-                        }
-                        if let Some(rest) = line.strip_prefix("GET ") {
-                            rest.split(' ').next().unwrap().clone_into(&mut target);
-                        }
-                        if line == "\r\n" && answers.answer(&target, &mut stream) {
-                            watches.lock().unwrap().push(stream);
-                            return;
-                        }
-                    }
-                });
-            }
-        });
-        (url, open)
-    }
 }
 
 /// What a new process reads; `None`: not all in time.
-fn read(answers: Answers) -> Option<Snapshot> {
+fn read(answers: &Answers) -> Option<Snapshot> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut options = Options::default();
     options.protobuf = answers.is_protobuf;
     (options.first_pause, options.longest_pause) = (Duration::from_millis(5), Duration::from_millis(20));
     options.patience = Duration::from_millis(300);
-    let (url, open) = answers.serve();
-    let snapshot = runtime.block_on(async {
+    let server = ApiServer::start();
+    let nodes = if answers.is_protobuf { both::NODES.1 } else { both::NODES.0 };
+    for (resource, body) in [("services", &*answers.services), ("endpointslices", &answers.slices), ("nodes", nodes)] {
+        server.answer_lists_with(resource, body);
+    }
+    runtime.block_on(async {
         let (changes, mut events) = channel();
-        let connection = Connection { master: Some(url.clone()), ..Connection::default() };
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let _cluster = Cluster::start(connection, "n1", options, changes).await.unwrap();
         let mut snapshot = Snapshot::default();
         let end = Instant::now() + Duration::from_secs(2);
@@ -111,11 +59,7 @@ fn read(answers: Answers) -> Option<Snapshot> {
                 change => snapshot.apply(change),
             }
         }
-    });
-    // The listener ends with the next connection.
-    drop(open);
-    drop(TcpStream::connect(url.trim_start_matches("http://")));
-    snapshot
+    })
 }
 
 /// A kernel in memory.
@@ -257,7 +201,7 @@ fn damage_item(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Dama
     let item = item % texts.len();
     let before = texts[item].clone();
     damage.apply(&mut texts[item]);
-    let head = format!("{{\"kind\":\"List\",\"metadata\":{},\"items\":[", list["metadata"]);
+    let head = format!("{{\"kind\":{},\"metadata\":{},\"items\":[", list["kind"], list["metadata"]);
     *body = [head.as_bytes(), &texts.join(&b','), b"]}"].concat();
     String::from_utf8_lossy(&before).into_owned()
 }
@@ -282,7 +226,7 @@ fn others_keep_what_they_have(
     let whole = Answers::recorded(is_protobuf);
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &["198.51.100.10".parse().unwrap()]);
-    let first = engine(&kernel, mode, read(whole).unwrap());
+    let first = engine(&kernel, mode, read(&whole).unwrap());
     let before = served(&kernel, &first);
     prop_assert!(before.len() >= 5, "{before:?}");
 
@@ -290,7 +234,7 @@ fn others_keep_what_they_have(
     let body = if of_slices { &mut damaged.slices } else { &mut damaged.services };
     let object = damage_item(body, is_protobuf, item, damage);
     // A list that cannot be taken apart is asked for again, and nothing follows from it.
-    let Some(snapshot) = read(damaged) else { return Ok(()) };
+    let Some(snapshot) = read(&damaged) else { return Ok(()) };
     let unreadable = snapshot.unreadable.clone();
     let own = service_of(&object);
     engine(&kernel, mode, snapshot);
