@@ -13,23 +13,11 @@ use testkit::apiserver::ApiServer;
 use super::*;
 use crate::sources::cluster::Connection;
 
-fn recording() -> (ApiServer, Runtime, Recorder) {
-    let (server, runtime) = (ApiServer::start(), Runtime::new().unwrap());
-    let connection = Connection { master: Some(server.url()), ..Connection::default() };
-    let recorder = Recorder::start(runtime.handle(), connection, "n1");
-    (server, runtime, recorder)
-}
-
-/// Reasons and notes of the Events that have arrived, sorted.
-fn notes(server: &ApiServer) -> Vec<String> {
-    let note = |event: &Value| [&event["reason"], &event["note"]].map(|of| of.as_str().unwrap()).join(": ");
-    let mut notes: Vec<String> = server.events().iter().map(note).collect();
-    notes.sort();
-    notes
-}
-
 struct Play {
     kernel: FakeKernel,
+    /// Gets the Events, through the runtime.
+    server: ApiServer,
+    _runtime: Runtime,
     health: Arc<Health>,
     messages: mpsc::Sender<Message>,
     passed: mpsc::UnboundedReceiver<PassSummary>,
@@ -38,15 +26,9 @@ struct Play {
 
 impl Play {
     fn on(kernel: FakeKernel, sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
-        Self::telling(kernel, sync_period, Recorder::default(), change)
-    }
-
-    fn telling(
-        kernel: FakeKernel,
-        sync_period: Duration,
-        recorder: Recorder,
-        change: impl FnOnce(&mut Options),
-    ) -> Self {
+        let (server, runtime) = (ApiServer::start(), Runtime::new().unwrap());
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let recorder = Recorder::start(runtime.handle(), connection, "n1");
         let mut options = Options::default();
         options.limits.max_interval = sync_period;
         change(&mut options);
@@ -55,7 +37,7 @@ impl Play {
         let (messages, inbox) = mpsc::channel(1024);
         let started = SystemTime::now() - Duration::from_secs(100);
         let passed = Worker::start(engine, started, inbox, (health.clone(), recorder), None).unwrap();
-        Play { kernel, health, messages, passed, sync_period }
+        Play { kernel, server, _runtime: runtime, health, messages, passed, sync_period }
     }
 
     fn send(&self, change: Change) {
@@ -91,6 +73,13 @@ impl Play {
         self.passed.blocking_recv().unwrap()
     }
 
+    /// Waits for so many Events.
+    #[track_caller]
+    fn events(&self, count: usize) -> Vec<Value> {
+        self.until(&format!("{count} Events"), |play| play.server.events().len() >= count);
+        self.server.events()
+    }
+
     fn failed_passes(&self) -> u64 {
         self.metric(|metrics| metrics.totals.failed_passes)
     }
@@ -115,6 +104,14 @@ impl Play {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Reasons and notes of Events, sorted.
+fn notes(events: &[Value]) -> Vec<String> {
+    let note = |event: &Value| [&event["reason"], &event["note"]].map(|of| of.as_str().unwrap()).join(": ");
+    let mut notes: Vec<String> = events.iter().map(note).collect();
+    notes.sort();
+    notes
 }
 
 /// Full passes always fail, while passes for changes succeed: never ready, and unhealthy after two sync periods, at every
@@ -150,8 +147,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
 /// Annotations and configuration that are not applied to a Service become Events of the Service.
 #[test]
 fn refused_policies_are_reported_with_the_reason() {
-    let (server, _runtime, recorder) = recording();
-    let play = Play::telling(FakeKernel::new(), Duration::from_secs(30), recorder, |options| {
+    let play = Play::on(FakeKernel::new(), Duration::from_secs(30), |options| {
         (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
     });
     play.put(json!({
@@ -160,10 +156,9 @@ fn refused_policies_are_reported_with_the_reason() {
             "sessionAffinity": "ClientIP", "ports": [{"name": "p", "port": 80}]},
     }));
     play.send(Change::Synced);
-    play.until("two Events", |_| server.events().len() >= 2);
-    let events = server.events();
+    let events = play.events(2);
     assert!(events.iter().all(|event| event["regarding"]["name"] == "web" && event["type"] == "Warning"), "{events:?}");
-    let [invalid, not_as_configured] = &notes(&server)[..] else { panic!("{events:?}") };
+    let [invalid, not_as_configured] = &notes(&events)[..] else { panic!("{events:?}") };
     assert_eq!(
         invalid,
         "InvalidField: Service demo/web: metadata.annotations[proxier/scheduler] fast: not a scheduler of IPVS; the configured one counts"
@@ -180,17 +175,15 @@ fn refused_policies_are_reported_with_the_reason() {
 /// Objects that look like a kube-proxy's and stay become an Event of the node.
 #[test]
 fn what_cannot_be_removed_is_reported() {
-    let (server, _runtime, recorder) = recording();
     let kernel = FakeKernel::new();
     let theirs = nftables::TableKey::new(nftables::Family::Ip, "kube-proxy").unwrap();
     let mut transaction = nftables::Transaction::new();
     transaction.add_table(nftables::Table::new(theirs));
     kernel.nftables().commit(&transaction).unwrap();
-    let play = Play::telling(kernel, Duration::from_secs(30), recorder, |_| {});
+    let play = Play::on(kernel, Duration::from_secs(30), |_| {});
     play.service("web", "10.96.0.10");
     play.send(Change::Synced);
-    play.until("an Event", |_| !server.events().is_empty());
-    let events = server.events();
+    let events = play.events(1);
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!((&event["reason"], &event["type"]), (&json!("Leftovers"), &json!("Warning")));
     assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
@@ -229,16 +222,14 @@ fn a_chain_that_drops_later_is_counted() {
 /// An endpoint that the kernel refuses is a number and an Event of its Service; the node stays healthy.
 #[test]
 fn an_object_that_the_kernel_refuses_is_reported() {
-    let (server, _runtime, recorder) = recording();
     let kernel = FakeKernel::new();
     let is_odd = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
     kernel.refuse(is_odd, PortErrorKind::Invalid);
-    let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
+    let play = Play::on(kernel, Duration::from_millis(200), |_| {});
     play.service("odd", "10.96.0.10");
     play.slice("odd", "10.244.0.255", &json!({}));
     play.send(Change::Synced);
-    play.until("an Event", |_| !server.events().is_empty());
-    let event = &server.events()[0];
+    let event = &play.events(1)[0];
     assert_eq!((&event["reason"], &event["regarding"]["name"]), (&json!("FailedToProgram"), &json!("odd")));
     assert!(event["note"].as_str().unwrap().contains("10.244.0.255:8080"), "{event}");
     play.until("full passes", |play| play.full_passes() > 3);
@@ -251,10 +242,9 @@ fn an_object_that_the_kernel_refuses_is_reported() {
 /// node.
 #[test]
 fn ports_open_in_the_other_family_are_reported() {
-    let (server, _runtime, recorder) = recording();
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &["192.0.2.10", "2001:db8::10"].map(|text| text.parse::<std::net::IpAddr>().unwrap()));
-    let mut play = Play::telling(kernel, Duration::from_millis(100), recorder, |options| {
+    let mut play = Play::on(kernel, Duration::from_millis(100), |options| {
         options.config.node_port_addresses = NodePortAddresses::Within(vec!["2001:db8::/64".parse().unwrap()]);
     });
     for (name, ip, ranges) in [
@@ -273,14 +263,14 @@ fn ports_open_in_the_other_family_are_reported() {
     }
     play.send(Change::Synced);
     play.until("several full passes", |play| play.full_passes() > 3);
-    play.until("two Events", |_| server.events().len() >= 2);
+    let events = play.events(2);
     let expected = [
         "InvalidField: Service demo/open: spec.loadBalancerSourceRanges 2001:db8:1::/48: no network of IPv4, so everybody may use the \
          IPv4 addresses; add those who may, or 0.0.0.0/0",
         "NotAsConfigured: nodePortAddresses has no network of IPv4: node ports and health-check ports are open on all IPv4 addresses \
          of this node; add one, or 127.0.0.1/32 for none",
     ];
-    assert_eq!(notes(&server), expected);
+    assert_eq!(notes(&events), expected);
     let listening = play.told().listening;
     assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
 }
@@ -432,8 +422,7 @@ fn unreadable_objects_are_reported_and_remove_nothing() {
     let before = kernel.state().ipvs;
     drop(first);
 
-    let (server, _runtime, recorder) = recording();
-    let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
+    let play = Play::on(kernel, Duration::from_millis(200), |_| {});
     play.health.set_node_eligible(false);
     let (web, other) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "other"));
     play.send(unreadable(ObjectKind::Node, ObjectKey::new("", "n2"), None));
@@ -449,9 +438,9 @@ fn unreadable_objects_are_reported_and_remove_nothing() {
     play.until("the Node is there", |play| eligible(play) == json!(true));
     play.until("they are counted", |play| play.metric(|metrics| metrics.unreadable_now) == 4);
     assert_eq!(play.metric(|metrics| (metrics.unreadable, metrics.held_back)), (4, 2));
-    play.until("Events", |_| server.events().len() >= 4);
-    let told = |name: &str| server.events().iter().filter(|of| of["regarding"]["name"] == name).count();
-    assert!(server.events().iter().all(|event| event["reason"] == "Unreadable"), "{:?}", server.events());
+    let events = play.events(4);
+    let told = |name: &str| events.iter().filter(|of| of["regarding"]["name"] == name).count();
+    assert!(events.iter().all(|event| event["reason"] == "Unreadable"), "{events:?}");
     assert_eq!((told("web"), told("other"), told("n1")), (1, 1, 2));
 
     std::thread::sleep(Duration::from_secs(1));
