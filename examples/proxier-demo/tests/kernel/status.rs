@@ -1,6 +1,6 @@
 //! The status page in IPVS mode: counters as `ipvsadm` has them.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,7 @@ fn pod() -> (Netns, TcpListener) {
 fn data() -> Value {
     let begun = Instant::now();
     loop {
-        let mut stream = TcpStream::connect("127.0.0.1:10249").unwrap();
-        stream.write_all(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let data: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let data: Value = serde_json::from_str(&program::fetched("10249/status.json")).unwrap();
         if data["services"].is_object() {
             return data;
         }
