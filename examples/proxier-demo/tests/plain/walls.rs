@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 /// The parts, the lowest first: each names only those before it.
-const ORDER: [&str; 12] = [
+const ORDER: [&str; 13] = [
     "build",
     "exit",
+    "gather",
     "output",
     "problem",
     "histogram",
