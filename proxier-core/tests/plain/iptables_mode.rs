@@ -145,25 +145,33 @@ fn many_new_chains_are_connected_at_once() {
 /// So it writes many changed chains: each has its old rules or its new ones, and what is gone goes last.
 #[test]
 fn many_changed_chains_lead_to_endpoints_at_any_time() {
-    let (old, new) = (["10.244.0.1", "10.244.0.2"], ["10.244.0.1", "10.244.0.3"]);
-    let change = |node: &mut Node, endpoints: &[&str]| {
-        (0..1_200_u16).for_each(|number| node.slice(&format!("s{number}"), endpoints));
+    const COUNT: u16 = 260;
+    let change = |node: &mut Node, last: &str| {
+        let others = (1..10).map(|number| format!("10.244.1.{number}"));
+        let endpoints: Vec<String> = others.chain([last.to_owned()]).collect();
+        let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
+        (0..COUNT).for_each(|number| node.slice(&format!("s{number}"), &endpoints));
     };
+    let (old, new) = ("10.244.0.2", "10.244.0.3");
     let mut node = with_backend(Backend::NfTables);
-    node.thousand_services();
+    for number in 0..COUNT {
+        let [high, low] = number.to_be_bytes();
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.{high}.{low}")}));
+    }
+    change(&mut node, old);
     node.settles();
     let whole = node.v4_rules();
-    change(&mut node, &new);
+    change(&mut node, new);
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).after_calls(1));
     assert!(!node.pass().is_done());
     let text = node.v4_rules();
     let count = |text: &str, endpoint: &str| text.matches(&format!("--to-destination {endpoint}:")).count();
-    assert_eq!(count(&text, old[1]), 1_200);
-    assert!((1..1_200).contains(&count(&text, new[1])), "{}", count(&text, new[1]));
+    assert_eq!(count(&text, old), usize::from(COUNT));
+    assert!((1..usize::from(COUNT)).contains(&count(&text, new)), "{}", count(&text, new));
     node.run(Duration::from_secs(30));
     let text = node.v4_rules();
-    assert_eq!((count(&text, old[1]), count(&text, new[1])), (0, 1_200));
-    change(&mut node, &old);
+    assert_eq!((count(&text, old), count(&text, new)), (0, usize::from(COUNT)));
+    change(&mut node, old);
     let before = node.writes();
     assert!(node.pass().is_done());
     assert!(node.writes() - before > 1);
