@@ -105,8 +105,6 @@ pub(super) struct Host {
     pub(super) is_stale: bool,
     /// Lost addresses, and when each is given up.
     pub(super) absent: BTreeMap<IpAddr, Moment>,
-    /// Release of the kernel, once read.
-    pub(super) release: Option<String>,
     /// Whether connection tracking treats packets outside a connection's window as valid, as the last full pass found.
     pub(super) tcp_is_liberal: bool,
     pub(super) knows_gateways: bool,

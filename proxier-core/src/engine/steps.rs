@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::pass::Run;
 use super::state::{Reconciler, Trust};
 use crate::modes::shared::{flows, localhost, sysctls};
-use crate::modes::{CarryOut, Mode, Pass, Plan};
+use crate::modes::{CarryOut, Mode, Pass, Plan, sysctl_changes};
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::pack::Gather as _;
 use crate::plan::operation::Operation;
@@ -145,9 +145,6 @@ impl Reconciler {
         }
         // The mode checks these again, and changed Frontends.
         report.refused = std::mem::take(&mut self.backlog.refused);
-        if self.host.release.is_none() {
-            self.host.release = ports.sysctls.get(sysctls::OSRELEASE).ok();
-        }
         let settled = self.is_settled();
         let pass = Pass {
             names: Names::new(&self.store, &self.desired),
@@ -155,7 +152,6 @@ impl Reconciler {
             changes: &self.backlog.changes,
             facts: &self.facts,
             host: &self.host.addresses,
-            settings: &self.options.host,
             tcp_is_liberal: self.host.tcp_is_liberal,
             full: report.full,
             is_preview,
@@ -164,8 +160,10 @@ impl Reconciler {
             unforgotten: &self.flows.unforgotten,
             now,
         };
-        let wanted = self.mode.sysctls(&pass, self.host.release.as_deref().unwrap_or_default());
-        let (of_host, unmet) = sysctls::changes(ports.sysctls, wanted);
+        let (mut of_host, mut unmet) = (Vec::new(), Vec::new());
+        if report.full {
+            (of_host, unmet) = sysctl_changes(self.mode.kind(), &self.options.host, ports.sysctls);
+        }
         report.unmet = unmet;
         let mut stopped = None;
         let mut hold = |losing: Vec<_>, kernel: &dyn Kernel| {

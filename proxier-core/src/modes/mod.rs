@@ -208,15 +208,6 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service exists.
-fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sysctls::WantedValue> {
-    match mode {
-        Kind::Ipvs => sysctls::wanted(settings, release),
-        Kind::Nftables | Kind::Iptables => sysctls::of_every_mode(settings),
-        Kind::Userspace => sysctls::of_arp(settings),
-    }
-}
-
 /// The values below `/proc/sys` that a mode needs before any Service exists, and that differ. These are those to write,
 /// and optional ones that may not be written from here. What iptables and nftables mode set once their rules guard it
 /// (`route_localnet`) is not among them.
@@ -225,8 +216,12 @@ pub fn sysctl_changes(
     settings: &HostSettings,
     sysctls: &mut dyn Sysctls,
 ) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    let release = sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
-    sysctls::changes(sysctls, wanted_sysctls(mode, settings, &release))
+    let wanted = match mode {
+        Kind::Ipvs => sysctls::wanted(settings, &sysctls.get(sysctls::OSRELEASE).unwrap_or_default()),
+        Kind::Nftables | Kind::Iptables => sysctls::of_every_mode(settings),
+        Kind::Userspace => sysctls::of_arp(settings),
+    };
+    sysctls::changes(sysctls, wanted)
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass")]
@@ -238,7 +233,6 @@ pub(crate) struct Pass<'a> {
     pub(crate) changes: &'a Changes,
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
-    pub(crate) settings: &'a HostSettings,
     /// Whether connection tracking treats packets outside a connection's window as valid, as the last full pass found.
     pub(crate) tcp_is_liberal: bool,
     /// Compare everything, not only changes.
@@ -421,11 +415,6 @@ pub(crate) trait Mode: Send + Sync {
     }
 
     fn kernel(&self) -> Option<&dyn Kernel>;
-
-    /// The values below `/proc/sys` that a pass compares: by default all in a full pass, otherwise none.
-    fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::WantedValue> {
-        if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
-    }
 
     /// Compares, reads what the differences require, and makes its part of the plan. `None` if the kernel's state is
     /// unknown.
