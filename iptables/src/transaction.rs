@@ -216,8 +216,9 @@ impl Transaction {
 
     /// Divides many chains into transactions of about this many: `iptables-nft-restore` takes time in proportion to the
     /// square of the chains that it reads at once, those to which rules jump included. For 33,000 new chains 1.8.9
-    /// takes 12 s of processor time, in parts of 2,500 chains 3 s; for one changed rule in each of 5,000 chains with ten
-    /// jumps 35 s, in parts 4 s. `iptables-legacy-restore` copies the whole table each time: do not divide for it.
+    /// takes 12 s of processor time, in parts of 2,500 chains 3 s. One changed rule in each of 4,700 chains with ten
+    /// jumps, in a table of 110,000 chains, takes 56 s at once and 8 s in parts. `iptables-legacy-restore` copies the
+    /// whole table each time: do not divide for it.
     ///
     /// Apply the results in order. All but the last give chains for which `is_free` returns `true` their rules, so that
     /// packets meet some of these chains with new rules and others with old ones. They jump to each other and to chains

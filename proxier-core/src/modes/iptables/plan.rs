@@ -186,7 +186,7 @@ impl Work for IptablesPlan {
         self.families.iter().all(FamilyPlan::is_empty)
     }
 
-    /// A family's operations are one run of `iptables-restore`, or several for many new chains: the changed Frontends,
+    /// A family's operations are one run of `iptables-restore`, or several for many chains: the changed Frontends,
     /// then the program's input.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
         Box::new(self.families.iter().flat_map(|family| {

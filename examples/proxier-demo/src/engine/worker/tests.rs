@@ -73,7 +73,7 @@ impl Play {
         self.passed.blocking_recv().unwrap()
     }
 
-    /// Waits for so many Events.
+    /// Waits for this number of Events.
     #[track_caller]
     fn events(&self, count: usize) -> Vec<Value> {
         self.until(&format!("{count} Events"), |play| play.server.events().len() >= count);
