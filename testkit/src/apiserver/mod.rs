@@ -184,7 +184,7 @@ pub enum Verb {
     Watch,
 }
 
-fn lock(state: &Mutex<Store>) -> MutexGuard<'_, Store> {
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

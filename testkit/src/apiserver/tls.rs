@@ -1,13 +1,14 @@
 //! TLS for the simulated API server: test certificates, and a relay that terminates TLS.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose,
 };
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
@@ -75,6 +76,7 @@ impl Authority {
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
+    waits: Arc<Mutex<Vec<Duration>>>,
     _ends: oneshot::Sender<()>,
 }
 
@@ -101,23 +103,27 @@ impl Relay {
             }
         };
         let (certificate, key) = authority.server();
-        let config = builder.with_single_cert(vec![certificate], key).expect("a certificate and its key");
+        let mut config = builder.with_single_cert(vec![certificate], key).expect("a certificate and its key");
+        // As kube-apiserver, which says nothing between the handshake and the first request.
+        config.send_tls13_tickets = 0;
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = super::bind(address);
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("an address");
         let (ends, ended) = oneshot::channel();
+        let waits = Arc::<Mutex<Vec<Duration>>>::default();
+        let noted = waits.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).expect("a listener");
                 tokio::select! {
                     _ = ended => {}
-                    () = accept(listener, acceptor, to) => {}
+                    () = accept(listener, acceptor, to, noted) => {}
                 }
             });
         });
-        Relay { address, _ends: ends }
+        Relay { address, waits, _ends: ends }
     }
 
     /// Address on which it listens.
@@ -129,15 +135,24 @@ impl Relay {
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
+
+    /// How long each connection so far took from the end of the handshake to the first byte of a request.
+    pub fn waits(&self) -> Vec<Duration> {
+        super::lock(&self.waits).clone()
+    }
 }
 
-async fn accept(listener: TcpListener, acceptor: TlsAcceptor, to: SocketAddr) {
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, to: SocketAddr, waits: Arc<Mutex<Vec<Duration>>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let acceptor = acceptor.clone();
+        let (acceptor, waits) = (acceptor.clone(), waits.clone());
         tokio::spawn(async move {
             // Clients that do not trust it, or are not trusted, disconnect.
             let Ok(mut outer) = acceptor.accept(stream).await else { return };
+            let (ready, mut first) = (Instant::now(), [0; 1]);
+            let Ok(1..) = outer.read(&mut first).await else { return };
+            super::lock(&waits).push(ready.elapsed());
             let Ok(mut inner) = TcpStream::connect(to).await else { return };
+            let Ok(()) = inner.write_all(&first).await else { return };
             drop(copy_bidirectional(&mut outer, &mut inner).await);
         });
     }

@@ -66,6 +66,19 @@ fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
     .to_string()
 }
 
+/// Nagle's algorithm would hold it until the server's delayed acknowledgement, after 40 ms. The least counts, since other tests run meanwhile.
+#[tokio::test]
+async fn the_first_request_of_a_connection_follows_the_handshake_at_once() {
+    let (server, folder) = (shop(), Folder::new("first-request"));
+    let authority = Authority::new("ours");
+    let relay = Relay::start(&authority, server.address(), None);
+    let authority = json!({"certificate-authority": folder.put("ca.crt", &authority.certificate())});
+    let kubeconfig = folder.put("kubeconfig", &kubeconfig(&relay.url(), &authority, &json!({})));
+    settled_by(Connection { kubeconfig: Some(kubeconfig), master: None }, &server, quick()).await;
+    let waits = relay.waits();
+    assert!(*waits.iter().min().unwrap() < Duration::from_millis(20), "{waits:?}");
+}
+
 /// The authority of the server changes, then that of clients, while both run: reconnecting does not wait for a pause once the files are there.
 #[tokio::test]
 async fn new_certificates_are_read_when_their_files_change() {
