@@ -422,10 +422,14 @@ impl<'a> Difference<'a> {
         }
     }
 
-    /// Adds and deletes elements. One with other data, timeout or comment is replaced.
+    /// Adds and deletes elements. One with other data, expressions, timeout or comment is replaced.
     fn change_elements(&mut self, set: &Set, wanted: &[Element], observed: &[Element]) {
         let is_in_time = |wanted: &Element, found: &Element| {
             is_timeout(wanted.extras().timeout.or(set.timeout), found.read_timeout(set.timeout))
+        };
+        let has_expressions = |wanted: &Element, found: &Element| {
+            let own = [&wanted.extras().expressions, &set.expressions].into_iter().find(|own| !own.is_empty());
+            own.is_none_or(|own| fixed_expressions(own) == fixed_expressions(&found.extras().expressions))
         };
         let wanted: BTreeMap<ElementKey, Element> =
             set.merge(wanted.iter().cloned()).into_iter().map(|element| (plain_key(&element.key), element)).gather();
@@ -434,7 +438,8 @@ impl<'a> Difference<'a> {
             let key = plain_key(&found.key);
             let is_same = wanted.get(&key).map(|wanted| {
                 let of = |element: &Element| (element.data.clone(), element.extras().comment.clone());
-                of(wanted) == of(found) && is_in_time(wanted, found) && !self.gone.has_data(found)
+                let is_same = of(wanted) == of(found) && has_expressions(wanted, found);
+                is_same && is_in_time(wanted, found) && !self.gone.has_data(found)
             });
             match is_same {
                 Some(true) => {
@@ -583,6 +588,18 @@ fn fix(expression: &mut Expression) {
     }
 }
 
+/// Expressions of a set's elements without values that change at runtime, and with values that the kernel fills in.
+fn fixed_expressions(expressions: &[Expression]) -> Vec<Expression> {
+    let mut expressions = expressions.to_vec();
+    for expression in &mut expressions {
+        fix(expression);
+        if let Expression::Other(of) = expression {
+            of.data = None; // may change at runtime
+        }
+    }
+    expressions
+}
+
 /// An object's data without values that change at runtime, and with values that the kernel fills in.
 pub(crate) fn fixed_data(data: &ObjectData) -> ObjectData {
     let mut fixed = data.to_expression();
@@ -618,16 +635,7 @@ pub(crate) const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {
     let kind = |set: &Set| (set.key_type.clone(), set.data.clone(), set.all_flags(), set.policy, set.auto_merge);
-    let each = |set: &Set| {
-        let mut expressions = set.expressions.clone();
-        for expression in &mut expressions {
-            fix(expression);
-            if let Expression::Other(of) = expression {
-                of.data = None; // may change at runtime
-            }
-        }
-        expressions
-    };
+    let each = |set: &Set| fixed_expressions(&set.expressions);
     let size = wanted.size == found.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT);
     let timeout = is_timeout(wanted.timeout, found.timeout);
     kind(wanted) == kind(found) && each(wanted) == each(found) && size && timeout

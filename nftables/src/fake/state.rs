@@ -628,6 +628,9 @@ impl FakeTable {
             let left = *element.extras_mut().expiration.get_or_insert(timeout);
             set.deadlines.extend(Instant::now().checked_add(left).map(|deadline| (key.clone(), deadline)));
         }
+        if !key.1 && !set.set.expressions.is_empty() && element.extras().expressions.is_empty() {
+            element.extras_mut().expressions.clone_from(&set.set.expressions);
+        }
         Arc::make_mut(&mut set.elements).insert(key, element);
         Ok(())
     }

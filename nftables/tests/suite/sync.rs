@@ -69,11 +69,18 @@ fn states() -> Vec<TableSpec> {
         let map = Set::map(set("plain"), address.clone(), types(&[DataType::MARK]));
         empty().set(map, addresses(&[1, 2]).into_iter().map(|element| element.maps_to(Value::mark(value))))
     };
+    let limit = |rate| Expression::Limit { rate, unit: LimitUnit::Second, burst: 0, bytes: false, inverted: false };
     let each_limited = |rate| {
-        let limit = Expression::Limit { rate, unit: LimitUnit::Second, burst: 0, bytes: false, inverted: false };
         let mut each = Set::new(set("plain"), address.clone()).flags(SetFlags::DYNAMIC);
-        each.expressions = vec![limit];
+        each.expressions = vec![limit(rate)];
         empty().set(each, [])
+    };
+    let one_limited = |own: &[u64]| {
+        let mut each = Set::new(set("plain"), address.clone());
+        each.expressions = vec![limit(1)];
+        let mut elements = addresses(&[1, 2]);
+        elements[0].extras_mut().expressions = own.iter().copied().map(limit).collect();
+        empty().set(each, elements)
     };
     let rules = |comments: &[&str]| empty().chain(input(0, Policy::Accept), commented(comments));
     vec![
@@ -91,6 +98,9 @@ fn states() -> Vec<TableSpec> {
         map(2),
         each_limited(1),
         each_limited(2),
+        one_limited(&[]),
+        one_limited(&[5]),
+        one_limited(&[6]),
         rules(&["a", "b", "c", "d", "e"]),
         rules(&["x", "b", "d", "c", "y", "e", "e"]),
         rules(&["e", "d", "c", "b", "a"]),
