@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::expr::{Expression, NatFlags};
 use crate::gather::Gather as _;
 use crate::model::{
-    Chain, ChainKey, Element, ElementData, ElementKey, Flowtable, FlowtableKey, InvalidValue, Name, Object, ObjectData,
-    ObjectKey, ObservedRule, Rule, Set, SetFlags, SetKey, Table, Verdict,
+    Chain, ChainKey, Element, ElementData, ElementKey, Flowtable, FlowtableKey, Hook, InvalidValue, Name, Object,
+    ObjectData, ObjectKey, ObservedRule, Priority, Rule, Set, SetFlags, SetKey, Table, TableFlags, Verdict,
 };
 use crate::snapshot::TableSnapshot;
 use crate::transaction::{RulePlace, Transaction};
@@ -25,6 +25,8 @@ use crate::transaction::{RulePlace, Transaction};
 /// * A chain with another hook, a set with another type, or an object with other values is deleted and created again.
 ///   The rules and elements that refer to it are too, all atomically. Of an object with timeouts of connections only
 ///   the desired states are compared.
+/// * A table whose dormant flag and base chains both change is deleted and created again, because the kernel refuses
+///   these changes in one transaction. With [`keep_others`](TableSpec::keep_others) this remains an error.
 /// * Everything else in the table is deleted, or kept with [`keep_others`](TableSpec::keep_others).
 ///
 /// Rules must not refer to [anonymous sets](Transaction::add_anonymous_set), since those are created with each rule.
@@ -112,10 +114,23 @@ impl TableSpec {
     /// Something belongs to another table or occurs twice, or a rule refers to a set of a transaction.
     pub fn diff(&self, observed: Option<&TableSnapshot>) -> Result<Transaction, InvalidValue> {
         self.check()?;
-        let mut difference = Difference::new(self, observed);
+        let is_replaced = observed.is_some_and(|found| self.must_replace(found));
+        let mut difference = Difference::new(self, observed.filter(|_| !is_replaced));
+        if is_replaced {
+            difference.transaction.remove_table(&self.table.key);
+        }
         difference.delete();
         difference.add();
         Ok(difference.transaction)
+    }
+
+    /// Whether the table falls asleep or awakes while its base chains change. The kernel refuses this in one transaction
+    /// (`nft_table_pending_update`).
+    fn must_replace(&self, observed: &TableSnapshot) -> bool {
+        let is_dormant = |table: &Table| table.flags.contains(TableFlags::DORMANT);
+        is_dormant(&self.table) != is_dormant(&observed.table.table)
+            && !self.keep_others
+            && hooks(self.chains.iter().map(|(chain, _)| chain)) != hooks(observed.chains.iter().map(|of| &of.chain))
     }
 
     fn check(&self) -> Result<(), InvalidValue> {
@@ -620,13 +635,20 @@ fn policy(chain: &Chain) -> Option<crate::model::Policy> {
     chain.base.as_ref().map(|base| base.policy)
 }
 
+/// Where a base chain is called.
+type CalledAt<'a> = (&'a str, Hook, Priority, BTreeSet<&'a String>);
+
+fn hook(chain: &Chain) -> Option<CalledAt<'_>> {
+    let base = chain.base.as_ref()?;
+    Some((base.kind.name(), base.hook, base.priority, base.devices.iter().gather()))
+}
+
+fn hooks<'a>(chains: impl Iterator<Item = &'a Chain>) -> BTreeMap<&'a ChainKey, CalledAt<'a>> {
+    chains.filter_map(|chain| Some((&chain.key, hook(chain)?))).gather()
+}
+
 /// Whether a change of policy turns one chain into the other.
 fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
-    let hook = |chain: &Chain| {
-        let base = chain.base.as_ref()?;
-        let devices: BTreeSet<&String> = base.devices.iter().gather();
-        Some((base.kind.name().to_owned(), base.hook, base.priority, devices.into_iter().cloned().collect::<Vec<_>>()))
-    };
     hook(wanted) == hook(found)
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use nftables::expr::{DynSetOp, LimitUnit};
 use nftables::{
     BaseChain, Chain, ChainType, Client, DataType, Element, ElementKey, ErrorKind, Expression, Family, Hook,
-    L4Protocol, Object, ObjectData, ObjectType, Operand, Policy, Priority, Rule, Set, SetFlags, Table, TableSpec,
-    Transaction, Value, Verdict, rule,
+    L4Protocol, Object, ObjectData, ObjectType, Operand, Policy, Priority, Rule, Set, SetFlags, Table, TableFlags,
+    TableSpec, Transaction, Value, Verdict, rule,
 };
 
 use super::{ip, name, table, types};
@@ -83,6 +83,8 @@ fn states() -> Vec<TableSpec> {
         empty().set(each, elements)
     };
     let rules = |comments: &[&str]| empty().chain(input(0, Policy::Accept), commented(comments));
+    let mut dormant = rules(&["a", "c"]);
+    dormant.table.flags = TableFlags::DORMANT;
     vec![
         empty(),
         plain(Set::new(set("plain"), address.clone()), addresses(&[1, 2, 3])),
@@ -104,6 +106,7 @@ fn states() -> Vec<TableSpec> {
         rules(&["a", "b", "c", "d", "e"]),
         rules(&["x", "b", "d", "c", "y", "e", "e"]),
         rules(&["e", "d", "c", "b", "a"]),
+        dormant,
     ]
 }
 
