@@ -500,7 +500,12 @@ impl Edit {
             Self::Delete(chain, rule) | Self::Check(chain, rule) => {
                 let command = if matches!(self, Self::Check(..)) { "-C " } else { "-D " };
                 out.extend([command, chain.as_str()]);
-                write_rule(rule, out);
+                // Programs refuse counters here (`iptables -S -v` prints them).
+                if rule.tokens().iter().any(|token| matches!(token.as_str(), "-c" | "--set-counters")) {
+                    out.extend([" ", &rule.canonical().to_string()]);
+                } else {
+                    write_rule(rule, out);
+                }
             }
             Self::NewChain(chain) => out.extend(["-N ", chain.as_str()]),
             Self::Flush(chain) => out.extend(["-F ", chain.as_str()]),

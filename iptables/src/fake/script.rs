@@ -196,6 +196,9 @@ impl Script<'_> {
                 open.added.push((number, chain_name, rule.clone()));
                 open.table.chain_mut(name).into_iter().for_each(|c| c.rules.insert(at, rule.clone()));
             }
+            "-D" | "-C" if rest.contains(&"-c") => {
+                return Err(self.wrong(number, "Illegal option `-c' with this command"));
+            }
             "-D" | "-C" => {
                 let wanted = given(&rest)?.canonical();
                 let Some(at) = chain.rules.iter().position(|r| r.canonical() == wanted) else {

@@ -363,6 +363,12 @@ pub(crate) fn chains_and_rules_are_ensured(world: &impl World) {
     assert_eq!(iptables.ensure_leading(&filter, &input, std::slice::from_ref(&jump)).unwrap(), Ensured::Added);
     assert_eq!(order(), [jump_text.clone(), "-i lo -j ACCEPT".to_owned(), "-p udp -j ACCEPT".to_owned()]);
     assert_eq!(iptables.ensure_leading(&filter, &input, std::slice::from_ref(&jump)).unwrap(), Ensured::AlreadyThere);
+    // With counters, as `iptables -S -v` prints them.
+    let counted = rule("-c 5 6 -p sctp -j ACCEPT");
+    assert_eq!(iptables.ensure_rule(&filter, &input, &counted, Position::Last).unwrap(), Ensured::Added);
+    assert_eq!(iptables.ensure_rule(&filter, &input, &counted, Position::Last).unwrap(), Ensured::AlreadyThere);
+    assert_eq!(iptables.delete_rule(&filter, &input, &counted).unwrap(), 1);
+    assert_eq!(iptables.delete_rule(&filter, &input, &counted).unwrap(), 0);
     // A chain in use cannot go, and the error says whose jumps hold it.
     let error = iptables.delete_chain(&filter, &mine).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ChainInUse);
