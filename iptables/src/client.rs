@@ -635,13 +635,13 @@ impl<R: Runner> Iptables<R> {
         let found = observed.chain(chain.as_str());
         let mut change = Transaction::new();
         let edits = change.table(table.clone());
-        if !edits.lead_with(chain, found, rules) {
+        let meaning = |rule: &Rule| self.meaning(rule);
+        if !edits.lead_by(meaning, chain, found, rules) {
             return Ok(Ensured::AlreadyThere);
         }
-        let known: BTreeSet<CanonicalRule> =
-            found.into_iter().flat_map(|chain| &chain.rules).map(Rule::canonical).collect();
+        let known: BTreeSet<CanonicalRule> = found.into_iter().flat_map(|chain| &chain.rules).map(meaning).collect();
         for rule in rules.iter().filter(|_| !known.is_empty()) {
-            if !known.contains(&rule.canonical()) && self.finds(table, chain, rule)? {
+            if !known.contains(&meaning(rule)) && self.finds(table, chain, rule)? {
                 edits.edits_mut().insert(0, Edit::Delete(chain.clone(), rule.clone()));
             }
         }

@@ -77,11 +77,22 @@ impl TableEdit {
     /// (`None`: no rules). Other rules follow in their order. Returns whether anything was added, which is not the case
     /// if the chain already begins with them.
     pub fn lead_with(&mut self, chain: &ChainName, observed: Option<&Chain>, rules: &[Rule]) -> bool {
-        let wanted: Vec<_> = rules.iter().map(Rule::canonical).collect();
+        self.lead_by(Rule::canonical, chain, observed, rules)
+    }
+
+    /// The same for a family, in which rules have this meaning.
+    pub(crate) fn lead_by(
+        &mut self,
+        meaning: impl Fn(&Rule) -> CanonicalRule,
+        chain: &ChainName,
+        observed: Option<&Chain>,
+        rules: &[Rule],
+    ) -> bool {
+        let wanted: Vec<_> = rules.iter().map(&meaning).collect();
         let known: BTreeSet<&CanonicalRule> = wanted.iter().collect();
         let present = observed.into_iter().flat_map(|chain| &chain.rules).enumerate();
         let ours: Vec<(usize, &Rule, CanonicalRule)> = present
-            .map(|(at, rule)| (at, rule, rule.canonical()))
+            .map(|(at, rule)| (at, rule, meaning(rule)))
             .filter(|(_, _, canonical)| known.contains(canonical))
             .collect();
         let in_place = ours.len() == rules.len()

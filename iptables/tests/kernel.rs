@@ -257,6 +257,8 @@ fn rules_of_every_extension_are_found_again() {
         };
         let limit = printed("-m connlimit --connlimit-above 2 -j DROP");
         assert_eq!(iptables.ensure_rule(&filter, &name, &limit, Position::Last).unwrap(), Ensured::AlreadyThere);
+        let plain = suite::rule("-m connlimit --connlimit-above 2 -j DROP");
+        assert_eq!(iptables.ensure_leading(&filter, &name, &[plain]).unwrap(), Ensured::AlreadyThere);
         assert_eq!(iptables.delete_rule(&filter, &name, &limit).unwrap(), 1);
         // It does not know `recent` by what it prints, and gets the rule without its defaults.
         let printed = printed(
