@@ -16,11 +16,10 @@ use crate::service::NodeFacts;
 /// the new mode serves before the old one is removed. Of IPVS mode, the configured back end that guards its virtual
 /// servers stays ([`RulesBy`]), and objects of the other back end are removed.
 ///
-/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) are always removed: no mode of this
-/// proxy uses them, and their endpoints would soon be out of date. They are recognized by their comment and chains. A
-/// table with that name but without these stays and is listed in [`Cleaned::left`]. A running kube-proxy creates them
-/// again, so stop it first. The chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`) are removed too,
-/// since they point to ports of a process that has ended.
+/// The tables of kube-proxy's nftables mode are always removed: their endpoints would soon be out of date. They are
+/// recognized by their comment and chains; a table with that name but without these stays and is listed in
+/// [`Cleaned::left`]. A running kube-proxy creates them again, so stop it first. The chains of its userspace mode are
+/// removed too, since they point to ports of a process that has ended.
 ///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more). Those of `kept`
 /// stay with the jumps to them, in the back end of iptables that it uses
@@ -28,11 +27,10 @@ use crate::service::NodeFacts;
 /// packets meet the rules of either. Chains of iptables mode, local routes and kube-proxy's tables have no [names of
 /// their own](KernelNames): a proxy with names other than kube-proxy's leaves them alone.
 ///
-/// Connections through virtual servers end with these, and relayed connections ended with their process. All others
-/// continue, since connection tracking has their endpoints, unless the last chain of type nat is removed: Linux then
-/// translates no packets (`nf_nat_unregister_fn`). Values below `/proc/sys` stay, because their earlier values are
-/// unknown. Only `route_localnet` is set back to 0, unless the kubelet's chain protects loopback addresses from other
-/// hosts.
+/// Connections through virtual servers end. All others continue, since connection tracking has their endpoints, unless
+/// the last chain of type nat is removed: Linux then translates no packets (`nf_nat_unregister_fn`). Values below
+/// `/proc/sys` stay, because their earlier values are unknown. Only `route_localnet` is set back to 0, unless the
+/// kubelet's chain protects loopback addresses from other hosts.
 ///
 /// If a part cannot be read or removed, it stays and the rest continues; repeat the cleanup then. Missing objects, and
 /// parts that the kernel does not have, count as removed.
@@ -154,8 +152,7 @@ pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> 
 }
 
 /// Reads the Frontends that other modes serve, of this proxy or a kube-proxy. Costs little if these have no objects.
-/// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with iptables rules have chains
-/// with the same names. Virtual servers of either variant count, regardless of which one guarded them.
+/// Userspace mode leaves none once its process has ended.
 pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     // As in a cleanup: the remaining modes have no configurable names.

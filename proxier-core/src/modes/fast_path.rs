@@ -26,7 +26,6 @@ use crate::service::Packet;
 use crate::snapshot::HostAddresses;
 
 const FLOWS: &str = "services";
-/// Name of the chain that adds connections to it.
 const FORWARD: &str = "forward";
 /// After every other chain: `security`, the last named priority, is 50.
 const LAST: Priority = Priority(200);
@@ -168,7 +167,6 @@ pub fn trial(config: &Config, host: &HostAddresses, tables: &mut dyn Tables) -> 
     }))
 }
 
-/// Lack of the whole.
 const NONE: &str = "no fast path: all packets to Services take the usual way";
 
 pub(crate) fn table(config: &Config) -> TableKey {
@@ -216,10 +214,7 @@ fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
     built(enter.flow_add(name(FLOWS)).counter())
 }
 
-/// Reads and compares the table. `None`: it is as desired.
-///
-/// # Errors
-/// The table cannot be read, or another program created it.
+/// `None`: the table is as desired.
 fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<FlowtableChange>> {
     let key = table(config);
     // Usually none exists and none is needed: one small request.

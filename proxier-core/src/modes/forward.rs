@@ -23,14 +23,10 @@ pub struct DroppingForward {
 }
 
 /// The chains of either back end of iptables, and of nf_tables, that drop forwarded packets by default, by their policy
-/// or last rule. A chain with a rule that may accept what this mode sends to endpoints does not count. In nftables and
-/// iptables mode that is the first packet of a connection; in IPVS mode the answers, since the kernel sends the rest
-/// itself. Userspace mode forwards nothing. Rules for devices that this host lacks, and for bridges of Docker and
-/// libvirt, accept nothing for pods. A family in which the host has only link-local addresses does not count. Best
-/// effort: chains that cannot be read drop nothing.
-///
-/// In iptables mode, a rule of its own accepts masqueraded packets in chain `FORWARD` of its back end, as with
-/// kube-proxy.
+/// or last rule. A chain with a rule that may accept what this mode sends to endpoints does not count: in nftables and
+/// iptables mode the first packet of a connection, in IPVS mode the answers, since the kernel sends the rest itself.
+/// Rules for devices that this host lacks, and for bridges of Docker and libvirt, accept nothing for pods. A family in
+/// which the host has only link-local addresses does not count. Chains that cannot be read drop nothing.
 pub fn dropping_forward(
     mode: Kind,
     config: &Config,

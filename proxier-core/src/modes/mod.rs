@@ -275,7 +275,6 @@ pub struct Plan {
     pub(crate) forget: UdpServices,
 }
 
-/// A mode's work in a plan: what a preview shows, and what the mode carries out.
 pub(crate) trait Work: Any + Send + Sync {
     fn is_empty(&self) -> bool;
 
@@ -314,7 +313,6 @@ impl Plan {
         !works && self.sysctls.is_empty() && self.last_operations().next().is_none()
     }
 
-    /// Whether it replaces what another mode serves.
     pub(crate) fn takes_over(&self) -> bool {
         self.work.as_ref().is_some_and(|work| work.takes_over())
     }
@@ -348,14 +346,12 @@ impl Plan {
     }
 }
 
-/// Receives the losses that a plan would cause, and returns the Frontends that are held back. The plan leaves these
-/// unchanged.
+/// Receives the losses that a plan would cause, and returns the Frontends that it must leave unchanged.
 pub(crate) type Hold<'a> = &'a mut dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey>;
 
-/// The result of reading the kernel: the parts that could not be read.
+/// The parts that could not be read.
 pub(crate) type Reading = Result<(), Vec<Unread>>;
 
-/// A Frontend that an index tracks.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
 pub(crate) struct CarryOut<'a> {
@@ -390,8 +386,7 @@ pub(crate) trait Mode: Send + Sync {
         false
     }
 
-    /// Handles a Service that was added, removed or changed
-    /// ([`FrontendObserver::service`](crate::service::FrontendObserver::service)).
+    /// As [`FrontendObserver::service`](crate::service::FrontendObserver::service).
     fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
     /// Follows a Frontend that is new, removed or different. `written`: as it was written last.
@@ -406,10 +401,7 @@ pub(crate) trait Mode: Send + Sync {
     /// Makes the next pass read the kernel.
     fn forget_kernel(&mut self);
 
-    /// Reads the kernel, unless its parts are read when a plan is made for them.
-    ///
-    /// # Errors
-    /// The parts that could not be read. The kernel's state is unknown then.
+    /// Reads the kernel, unless its parts are read when a plan is made for them. After a failure its state is unknown.
     fn read(&mut self, _: &Desired, _: &HostAddresses, _: &NodeFacts, _: &mut Ports<'_>) -> Reading {
         Ok(())
     }
@@ -433,15 +425,13 @@ pub(crate) trait Mode: Send + Sync {
         Vec::new()
     }
 
-    /// Frontends whose session affinity is not applied, although their Service requests it, because the tables are
-    /// full.
+    /// Frontends whose session affinity is not applied because the tables are full.
     fn without_affinity(&self) -> BTreeSet<FrontendKey> {
         BTreeSet::new()
     }
 
     fn facts_changed(&mut self) {}
 
-    /// Whether the mode has nf_tables tables and has read them.
     fn has_read_tables(&self) -> bool {
         false
     }
@@ -461,7 +451,6 @@ pub(crate) trait Mode: Send + Sync {
     }
 
     /// The addresses on which an earlier process served node ports, if connections end when such an address is lost.
-    /// That is not so if connection tracking keeps them, or if they ended with that process.
     fn served_node_addresses(&self, _families: Families) -> Vec<IpAddr> {
         Vec::new()
     }
@@ -472,10 +461,9 @@ pub(crate) trait Mode: Send + Sync {
         false
     }
 
-    /// Lets the next pass retry at once instead of waiting for a pause to end.
+    /// Ends the pauses between retries.
     fn retry_at_once(&mut self) {}
 
-    /// The desired virtual servers and the kernel's, in a mode that has any.
     fn servers<'a>(&'a self, _desired: &'a Desired) -> Option<ipvs::Servers<'a>> {
         None
     }

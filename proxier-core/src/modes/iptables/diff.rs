@@ -24,11 +24,8 @@ use crate::snapshot::ObjectKey;
 const WORTH_A_THREAD: usize = 256;
 
 /// The input of `iptables-restore --noflush` that brings a family to the desired rules. Empty if it has them already,
-/// in any spelling, and with any comments in rules about endpoints. With an empty dump it contains everything.
-///
-/// # Errors
-/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again
-/// each time.
+/// in any spelling, and with any comments in rules about endpoints. With an empty dump it contains everything. Fails if
+/// a table could not be shown.
 pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
@@ -207,15 +204,10 @@ fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
 /// desired one, and the change of the number of rules. Empty if nothing changes. Costs O(changes).
 ///
 /// The kernel must have the previously desired rules. Otherwise the program refuses to delete a line that does not
-/// exist, or a chain to which another program's rule jumps. It then changes nothing in that table, though the table
-/// before may have changed. In this case, read the tables and write [`changes`]; also if
-/// [`Index::set_settings`](super::Index::set_settings) reports that settings differ. Each table fails as a whole if it
-/// has lost its canary. Then another program has deleted the chains, and single lines would be useless without the rest.
+/// exist, or to change a table that has lost its canary. It then changes nothing in that table, though the table before
+/// may have changed. In this case, read the tables and write [`changes`].
 ///
 /// Chains that are no longer desired are emptied, and deleted after all lines that jump to them.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<(Transaction, Tally), Error> {
     let [before, now] = wanted.changed(changes, family)?;
     let rules = Tally::of(&now).less(Tally::of(&before));

@@ -16,25 +16,15 @@
 //!
 //! # A pass
 //!
-//! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing if the last
-//! write of the family succeeded. It writes what changed. If the kernel contradicts that (a line to delete is not
-//! there), the table is not changed, and the rules are read at once. Each table that is written must have the chain
-//! `KUBE-PROXY-CANARY`, otherwise the write fails too: another program has deleted the chains, and single lines would
-//! be useless without the rest.
+//! A full pass compares what it reads. A pass for changes reads nothing if the last write of the family succeeded. It
+//! writes the chains of the Service ports that changed, and deletes and inserts single lines in the shared chains, whose
+//! order does not matter. If the kernel contradicts that (a line to delete is not there), the table is not changed, and
+//! the rules are read at once. Each table that is written must have the chain `KUBE-PROXY-CANARY`, otherwise the write
+//! fails too: another program has deleted the chains, and single lines would be useless without the rest.
 //!
-//! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the
-//! other family does not wait. If the kernel refuses what was compared, the mode finds the Services that are the reason
-//! by bisection, at most 16 in a pass. They keep what they have, are reported, and are tried again at full passes and
-//! when they change.
-//!
-//! `net.ipv4.conf.all.route_localnet` is set if node ports are served on 127.0.0.1, once the IPv4 rules exist. A cleanup
-//! leaves it and the rule that guards loopback addresses.
-//!
-//! # Cost of a change
-//!
-//! kube-proxy writes the shared chains as a whole each time. Here a change writes the chains of the Service ports that
-//! changed, and deletes and inserts single lines in the shared chains. The order of lines in shared chains does not
-//! matter, because each matches another address and port.
+//! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds. If the
+//! kernel refuses what was compared, the mode finds the Services that are the reason by bisection, at most 16 in a pass.
+//! They keep what they have, and are tried again at full passes and when they change.
 //!
 //! # Differences from kube-proxy
 //!

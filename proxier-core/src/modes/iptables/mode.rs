@@ -38,7 +38,6 @@ const LARGE: usize = 5_000;
 #[derive(Debug)]
 pub(crate) struct Mode {
     options: IptablesOptions,
-    /// Whether the programs masquerade with random ports.
     random_fully: bool,
     counters: Counters,
     /// Why rules have no counters, until a pass reports it.
@@ -72,7 +71,6 @@ struct FamilyRules {
     /// Services that the kernel refused: it has their previous rules, or none.
     refused: BTreeSet<ObjectKey>,
     retry: Option<RulesRetry>,
-    /// Number of rules, once known.
     rules: Option<Tally>,
 }
 
@@ -116,7 +114,7 @@ impl Mode {
         }
     }
 
-    /// Recomputes what rules depend on besides Services. Returns whether it differs.
+    /// Returns whether they differ.
     fn set_settings(&mut self, facts: &NodeFacts) -> bool {
         let differs = self.index.set_settings(facts, self.allowed());
         for family in self.index.families() {
@@ -250,7 +248,6 @@ impl Mode {
         made
     }
 
-    /// Whether the last attempt failed a moment ago.
     fn is_put_off(&self, family: Family, now: Moment) -> bool {
         self.families.of(family).retry.as_ref().is_some_and(|retry| retry.at > now)
     }
@@ -383,7 +380,6 @@ impl Mode {
         self.index.families().filter_map(of).flatten().collect()
     }
 
-    /// Records the present state of the kernel.
     fn note_written(
         &mut self,
         desired: &Desired,

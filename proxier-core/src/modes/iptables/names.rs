@@ -32,7 +32,6 @@ pub(super) const TABLES: [TableName; 2] = [TableName::FILTER, TableName::NAT];
 /// Prefixes of the chains of Service ports and endpoints, in nat. `KUBE-XLB-` is kube-proxy's up to 1.23.
 const SERVICE_PREFIXES: &[&str] = &["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"];
 
-/// Whether this is the name of a chain of a Service port or of an endpoint.
 pub(super) fn is_of_service(table: &TableName, chain: &str) -> bool {
     *table == TableName::NAT && SERVICE_PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
 }

@@ -1,4 +1,4 @@
-//! The Frontends that the kernel's rules serve, as [`FrontendKey`]s, and the lines that must stay.
+//! What the kernel's rules serve, for takeovers and for display, and the lines that must stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -32,13 +32,12 @@ pub(crate) struct IptablesPlan {
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPlan {
     pub(super) family: Family,
-    /// What to write, in this order. None is empty.
+    /// In this order. None is empty.
     pub(super) transactions: Vec<Transaction>,
     pub(super) frontends: FrontendChanges,
     pub(super) basis: Basis,
     /// Number of rules afterwards; `None` if the number before is unknown.
     pub(super) rules: Option<Tally>,
-    /// The rules that are written.
     pub(super) written: Tally,
 }
 
@@ -134,7 +133,6 @@ impl FamilyPlan {
         Ok(FamilyPlan { family, transactions: some(transaction), frontends, basis, rules: Some(total), written })
     }
 
-    /// Divides it, as is best for this back end.
     pub(super) fn divided(mut self, backend: Option<Backend>) -> Self {
         self.transactions = self.transactions.into_iter().flat_map(|whole| divide(whole, backend)).collect();
         self
@@ -359,10 +357,8 @@ struct Search<'a, 'p> {
 }
 
 impl Search<'_, '_> {
-    /// Writes the lines of none of these Services first, then those of all that the kernel accepts.
-    ///
-    /// # Errors
-    /// A failure that is not caused by one Service, or by too many.
+    /// Writes the lines of none of these Services first, then those of all that the kernel accepts. Fails if one Service
+    /// is not the reason, or too many are.
     fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<()> {
         if services.is_empty() {
             return Ok(());
@@ -395,9 +391,6 @@ impl Search<'_, '_> {
 
     /// Writes everything except the lines of Services that wait, were refused, or are not tried; these stay unchanged.
     /// Returns why it was refused, if a single object may be the reason.
-    ///
-    /// # Errors
-    /// A failure unrelated to a Service.
     fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>> {
         let family = self.plan.family;
         let dump = self.rules.dump(family)?;

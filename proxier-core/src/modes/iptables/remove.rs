@@ -49,8 +49,7 @@ pub(crate) fn remove_counters(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
 }
 
 /// The removal of the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
-/// created, and of nothing else, except the kept chains. `net.ipv4.conf.all.route_localnet` stays, and so does the rule in
-/// the kubelet's chain that guards loopback addresses.
+/// created, except the kept chains.
 pub(crate) fn removal(is_kept: IsKeptIn<'_>) -> Removal<'_> {
     let may_go = move |backend, table: &TableName, chain: &str| {
         let is_of_a_mode = names::is_ours(table, chain) || chain == names::CANARY;
@@ -70,9 +69,6 @@ fn is_portal(table: &TableName, chain: &str) -> bool {
 /// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
 /// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. `KUBE-FIREWALL` is the kubelet's and
 /// stays.
-///
-/// # Errors
-/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
 pub fn cleanup(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction> {
     let mut transaction = diff::remove(dump, is_kept)?;
     portals(dump, &mut transaction);

@@ -20,9 +20,7 @@ pub struct Index {
     endpoints: BTreeMap<Family, usize>,
 }
 
-/// State that iptables has to have.
-///
-/// No rules are stored. Those of a Service are built from its compiled form on demand.
+/// State that iptables has to have. No rules are stored: those of a Service are built on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     desired: &'a Desired,

@@ -3,14 +3,11 @@
 //!
 //! How a local route on `lo` differs from an address on the dummy device:
 //!
-//! * A network that is local as a whole takes packets to all its addresses, also to those of no Service. So rules
-//!   refuse new connections to addresses and ports that no Service serves
-//!   ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)). Otherwise a program that listens on all
-//!   addresses of this host would answer there. The rules are written before the route. A port in the sets counts as
-//!   served. So before its virtual server is created, and while the kernel refuses to create it, a program that listens
-//!   on all addresses at that port answers in such a network. An address with a route of its own waits for its virtual
-//!   server.
-//! * Programs of this host that connect to a Service have the node's address as their source, not the Service's.
+//! * A network that is local as a whole takes packets to all its addresses. So rules refuse new connections to addresses
+//!   and ports that no Service serves ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)), where a
+//!   program that listens on all addresses of this host would answer. The rules are written before the route. A port in
+//!   the sets counts as served. So until its virtual server is created, such a program answers there. An address with a
+//!   route of its own waits for its virtual server.
 //! * ARP: with `arp_ignore` 0 the kernel answers for every address of a local route on every interface, as it does for
 //!   the dummy device's addresses (net/ipv4/arp.c, `arp_process`). For a whole network that is too much. With 1
 //!   (`ipvs.strictARP`) it answers only for addresses that the interface itself has (`arp_ignore`,
@@ -35,7 +32,7 @@ use crate::snapshot::is_usable_by_service;
 /// Networks that must be local without any address being bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
-    /// Whether addresses are bound by routes at all; otherwise there are none.
+    /// Whether addresses are bound by routes at all.
     pub is_on: bool,
     pub whole: BTreeSet<Network>,
     /// Networks of cluster IPs that cannot be made local.
@@ -74,7 +71,6 @@ impl Routes {
                 && network_of(address, &self.whole).is_some())
     }
 
-    /// Whether the kernel's networks that are local as a whole, or their sources, differ.
     pub(crate) fn differ_in_whole(&self, observed: &Observed) -> bool {
         let there = observed.routes.whole.iter().map(|(network, source)| (*network, *source));
         !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)

@@ -19,15 +19,10 @@ use crate::plan::step::{Action, Names};
 use crate::ports::{PortErrorKind, Ports, RouteOwner, SetKey};
 use crate::service::Desired;
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, except the kept chains, and nothing
-/// else. Own virtual servers
-/// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of
-/// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs) are deleted. So are the rules of both families, the
-/// sets, the nf_tables tables, the dummy device with its addresses, and the local routes that bind addresses. Of the
-/// configuration, only `exclude_cidrs` and names are used: both families are cleaned, configured or not.
-///
-/// Values below `/proc/sys` and timeouts stay: their earlier values are not known. A missing object counts as done, so
-/// a cleanup can be repeated after a failure. So does a part that this kernel does not have.
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created in both families, except the kept
+/// chains and virtual servers in [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), and nothing else. Values
+/// below `/proc/sys` and timeouts stay: their earlier values are not known. Missing objects, and parts that this kernel
+/// does not have, count as done.
 ///
 /// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. If
 /// a part fails, the records that identify it as this proxy's stay, and the other parts continue.
@@ -78,7 +73,7 @@ pub(crate) fn cleanup_beside_kube_proxy(config: &Config, ports: &mut Ports<'_>, 
     is_done
 }
 
-/// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
+/// Removes the objects of the variant of [`guards`] that does not serve.
 pub(crate) fn cleanup_other_guards(
     config: &Config,
     is_kept: IsKeptIn<'_>,
@@ -163,7 +158,7 @@ fn read_own(config: &Config, ports: &mut Ports<'_>) -> Result<(Observed, Vec<Vir
     Ok((observed, foreign))
 }
 
-/// Deletes our virtual servers. Returns whether none is left.
+/// Returns whether none of ours is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let (observed, foreign) = match read_own(config, ports) {
         Ok(own) => own,

@@ -24,15 +24,13 @@ use crate::safeguard::{Kernel, Loss};
 use crate::snapshot::{ObjectKey, is_usable_by_service};
 
 /// The operations that bring what changed to the desired state, without device, timeouts, routes, tables, rules and
-/// names. Costs O(changed). A missing set is created if it gets an entry.
+/// names. Costs O(changed). Families that are not configured are not changed.
 ///
-/// Families that are not configured are not changed. An undesired virtual server is deleted only if it is this proxy's
-/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists
-/// the others. Everything on the dummy device is this proxy's, except addresses that no Service can have, such as its
-/// link-local one. If addresses are bound by routes ([`Config::binds_by_routes`]), the device has none.
-///
-/// An undesired real server drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if its TCP
-/// or UDP endpoint serves although others are selected. One that is already draining is left to [`Drains`].
+/// An undesired virtual server is deleted only if it is this proxy's ([`Observed::owns`]) and outside of
+/// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs). Everything on the dummy device is this proxy's, except
+/// addresses that no Service can have, such as its link-local one. An undesired real server drains if its protocol does
+/// ([`Policy`](crate::modes::ipvs::drain::Policy)), or if its TCP or UDP endpoint serves although others are selected.
+/// One that is already draining is left to [`Drains`].
 pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, changed: &Changed, config: &Config) -> Plan {
     let (plan, serve, first) = (Plan::default(), BTreeMap::new(), BTreeSet::new());
     let mut diff = Diff { wanted, observed, drains, config, plan, serve, first };
@@ -233,7 +231,7 @@ impl Diff<'_> {
     }
 }
 
-/// Adds the operations for real servers that are missing or differ, and returns those that are no longer desired.
+/// Returns those that are no longer desired.
 fn real_servers(
     key: VirtualServerKey,
     (wanted, observed): (&Server, &Server),
@@ -307,10 +305,7 @@ impl Kernel for Observed {
 }
 
 /// Removes held-back deletions from a plan: those of virtual servers, their real servers, and the addresses and entries
-/// that they need. Desired virtual servers still follow their endpoints.
-///
-/// The plan has no iptables rules yet. Rules that guard what is held back must stay too:
-/// [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) adds them.
+/// that they need. [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) keeps the rules that guard these.
 pub(crate) fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
     let marks: BTreeMap<FrontendKey, VirtualServerKey> = observed.records().filter_map(split::marked).gather();

@@ -55,15 +55,14 @@ impl Policy {
     }
 }
 
-/// The result of checking the draining real servers of a virtual server. Each list is sorted.
+/// The draining real servers of a virtual server after a check. Each list is sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdicts {
-    /// Real servers that may be deleted now: without connections, or past their deadline. They are returned at later
-    /// checks too, until [`Drains::forget`] is called.
+    /// Without connections, or past their deadline: to be deleted. Returned again until [`Drains::forget`] is called.
     pub finished: Vec<RealServerKey>,
-    /// Real servers that still have connections.
+    /// With connections.
     pub waiting: Vec<RealServerKey>,
-    /// Real servers that no longer exist in the kernel, and are forgotten.
+    /// No longer in the kernel, and forgotten.
     pub vanished: Vec<RealServerKey>,
     /// Members of `waiting` with a weight above 0: another program raised it, and it must be set to 0 again.
     pub takes_connections: Vec<RealServerKey>,
@@ -91,7 +90,6 @@ struct Drain {
     /// The endpoint serves although it is not selected, so its connections continue.
     serves: bool,
     deadline: Option<Moment>,
-    /// Whether a check has found the deadline passed.
     is_over: bool,
     connections: Option<u64>,
 }
@@ -106,7 +104,6 @@ struct Watch {
 }
 
 impl Watch {
-    /// When the pause or the next deadline ends.
     fn due_at(&self) -> Moment {
         let deadlines = self.servers.values().filter(|drain| !drain.is_over).filter_map(|drain| drain.deadline);
         deadlines.fold(self.check_at, Moment::min)
@@ -115,29 +112,16 @@ impl Watch {
 
 /// The draining real servers, and when to check them.
 ///
-/// An undesired real server gets weight 0: the scheduler skips it, and its connections continue. It is then tracked
-/// here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual server
-/// and passes them to [`Drains::observe`], which returns what to delete. If one is desired again, it gets its weight
-/// back in place, and tracking ends ([`Drains::forget`]). Deleting and adding it, as kube-proxy does, cuts connections.
+/// An undesired real server gets weight 0: the scheduler skips it, and its connections continue. When it is due, the
+/// caller lists the real servers of its virtual server and passes them to [`Drains::observe`]. If one is desired again,
+/// it gets its weight back in place. Deleting and adding it, as kube-proxy does, cuts connections.
 ///
-/// # What counts as a connection
+/// Active and inactive connections count, as with kube-proxy: an inactive TCP connection is half closed or still being
+/// opened. What the kernel calls persistent connections (`persistconns`) does not. These are templates of session
+/// affinity, which outlive the last connection by three hours by default. They have no effect on a real server with
+/// weight 0, because this proxy sets `net.ipv4.vs.expire_quiescent_template` (`ip_vs_check_template`).
 ///
-/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What
-/// the kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember
-/// which real server a client gets (session affinity). A template outlives the last connection by the affinity's
-/// timeout, three hours by default. It has no effect on a real server with weight 0: this proxy sets
-/// `net.ipv4.vs.expire_quiescent_template`, and the kernel then ignores such a template for new connections
-/// (`ip_vs_check_template`). Each connection under a template counts by itself.
-///
-/// # Restart
-///
-/// Nothing is stored on disk. The comparison with the kernel finds an undesired real server with weight 0, which drains
-/// again with a new deadline.
-///
-/// # Cost
-///
-/// O(draining real servers) for [`due`](Drains::due) and [`next_check`](Drains::next_check), which are asked once in a
-/// pass; otherwise O(log n), or that for each real server of the virtual server.
+/// Nothing is stored on disk: after a restart, an undesired real server with weight 0 drains with a new deadline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     policy: Policy,
@@ -155,8 +139,6 @@ impl Drains {
 
     /// Records that a real server has weight 0 now. Returns whether this is new; one that is already draining keeps its
     /// deadline. [`Drains::follow`] applies a drain time that differs from the policy.
-    ///
-    /// The caller decides whether real servers of this virtual server drain at all ([`Policy::protocols`]).
     pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
         if self.is_draining(&key, &real) {
             return false;
@@ -198,8 +180,7 @@ impl Drains {
         self.watches.keys().copied()
     }
 
-    /// Records that a real server has its weight back because it is desired again, or was deleted. Returns whether it
-    /// was draining.
+    /// Returns whether it was draining.
     pub fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let Some(watch) = self.watches.get_mut(key) else { return false };
         let was_draining = watch.servers.remove(real).is_some();
@@ -209,7 +190,6 @@ impl Drains {
         was_draining
     }
 
-    /// Records that a virtual server was deleted with its real servers.
     pub fn forget_virtual_server(&mut self, key: &VirtualServerKey) {
         self.watches.remove(key);
     }
@@ -222,7 +202,6 @@ impl Drains {
         self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
     }
 
-    /// When the next virtual server is due; `None` if nothing drains.
     pub fn next_check(&self) -> Option<Moment> {
         self.watches.values().map(Watch::due_at).min()
     }
@@ -234,8 +213,6 @@ impl Drains {
 
     /// Records the complete list of real servers of a virtual server; `None` if they could not be listed. Those past
     /// their deadline are finished in any case.
-    ///
-    /// The kernel does not report whether a virtual server without real servers exists, which does not matter here.
     pub fn observe(&mut self, key: &VirtualServerKey, listed: Option<&[ObservedRealServer]>, now: Moment) -> Verdicts {
         let listed: Option<BTreeMap<_, _>> = listed.map(|all| all.iter().map(|of| (of.server.key, of)).gather());
         let mut verdicts = Verdicts::default();
@@ -251,7 +228,7 @@ impl Drains {
                 drain.connections = Some(active.saturating_add(observed.inactive_connections.into()));
                 weight = observed.server.config.weight;
             }
-            // The deadline is reported. From now on every check returns it, so that a failed deletion is retried.
+            // From now on every check returns it, so that a failed deletion is retried.
             drain.is_over = drain.deadline.is_some_and(|deadline| deadline <= now);
             if drain.is_over || listed.is_some() && drain.connections == Some(0) {
                 verdicts.finished.push(*real);

@@ -89,8 +89,7 @@ pub struct Server {
 }
 
 impl RealServers {
-    /// Creates real servers for these endpoints, sorted, each with this configuration and its weight in `weights`,
-    /// which is sorted.
+    /// Both lists are sorted.
     pub fn weighted(keys: Arc<[EndpointKey]>, config: RealServerConfig, weights: &[(EndpointKey, u16)]) -> Self {
         if weights.is_empty() && config == RealServerConfig::default() {
             return RealServers { keys, unusual: Box::default() };
@@ -105,7 +104,7 @@ impl RealServers {
         RealServers { keys, unusual }
     }
 
-    /// Creates the list of these sorted real servers. Shares the list of `wanted` if both are equal.
+    /// Shares the list of `wanted` if both are equal.
     pub(crate) fn sorted(real_servers: &[RealServer], wanted: Option<&Arc<[EndpointKey]>>) -> Self {
         let keys = || real_servers.iter().map(|real| EndpointKey::from(real.key));
         let keys = match wanted {

@@ -66,7 +66,6 @@ impl Mode {
         limited
     }
 
-    /// The differences from the desired state, without what is held back.
     fn compare(
         &self,
         pass: Pass<'_>,
@@ -154,7 +153,6 @@ impl Mode {
         })
     }
 
-    /// Records which virtual servers are this proxy's now, and which must still be served.
     pub(super) fn note_virtual_servers(&mut self, plan: &Plan) {
         self.recorded.changed = Changed::default();
         let Some(observed) = &self.observed else { return };

@@ -18,15 +18,12 @@ use crate::ports::{SetKey, SetKind, place_of};
 /// The entries of sets that exist.
 pub type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
-/// The kernel's state: all virtual servers of any program, but only own addresses and sets.
-///
-/// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing, so a failed read
-/// must not end up here.
+/// The kernel's state: all virtual servers of any program, but only own addresses and sets. An empty part means that
+/// the kernel was read and has nothing, so a failed read must not end up here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     pub virtual_servers: BTreeMap<VirtualServerKey, Server>,
     pub addresses: BTreeSet<IpAddr>,
-    /// Local routes with which this proxy binds addresses, with their sources.
     pub routes: BoundRoutes,
     /// Addresses of this host's other interfaces.
     pub host_addresses: BTreeSet<IpAddr>,
@@ -78,7 +75,6 @@ impl Observed {
         }
     }
 
-    /// The entries of a set, in both variants.
     fn of(&self, set: SetKey) -> impl Iterator<Item = &BTreeSet<Element>> {
         [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set))
     }
@@ -87,7 +83,6 @@ impl Observed {
         self.of(set).any(|elements| elements.contains(element))
     }
 
-    /// The entries that record marks of Frontends, of all families.
     pub(crate) fn records(&self) -> impl Iterator<Item = &Element> {
         [&self.sets, &self.before].into_iter().flat_map(records)
     }
@@ -97,29 +92,21 @@ impl Observed {
         self.records().filter_map(split::marked).find(|(_, server)| server == key).map(|(frontend, _)| frontend)
     }
 
-    /// The addresses and ports of node ports that this proxy serves, or served.
     fn served(&self, family: Family) -> impl Iterator<Item = &Element> {
         self.of(SetKey::new(family, SetKind::NodePortServed)).flatten()
     }
 
     /// Whether a virtual server is this proxy's, made by it or by one with the same sets. Then its address, protocol
-    /// and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded
-    /// ([`SetKind::SplitMark`]).
+    /// and port are in a set, or it is in [`ours`](Observed::ours), or its firewall mark is recorded
+    /// ([`SetKind::SplitMark`]). Entries are added before it and deleted after it, so no state file is needed.
     ///
-    /// If no set has its address, a virtual server is also this proxy's if the address is on the dummy device or has
-    /// its own route. This happens if another program destroyed a set, or if kube-proxy ended after it wrote its
-    /// virtual servers and before it wrote its sets. If sets have the address with other ports, the virtual server is
-    /// another program's. A route of a whole network proves nothing, with one exception: the set of cluster IPs is
-    /// missing when a process starts or cleans up. No other program can serve in such a network, because the proxy's
-    /// rules guard it.
+    /// If no set has its address, it is also this proxy's if the address is on the dummy device or has its own route:
+    /// another program destroyed a set, or kube-proxy ended before it wrote its sets. A route of a whole network proves
+    /// nothing, unless the set of cluster IPs is missing when a process starts or cleans up. No other program can serve
+    /// in such a network, because the proxy's rules guard it.
     ///
-    /// No state file is needed after a crash, because a virtual server is added after its entries and deleted before
-    /// them.
-    ///
-    /// kube-proxy stores node ports without addresses, and so did this crate before [`SetKind::NodePortServed`]
-    /// existed. Their virtual servers are recognized at the addresses that this host has now: the node port is in their
-    /// set, and in this proxy's set with no address at all. At any other address, including one that the host has lost,
-    /// the virtual server counts as another program's. It is reported, and an administrator may delete it.
+    /// kube-proxy stores node ports without addresses. Their virtual servers are recognized at the addresses that this
+    /// host has now: the node port is in their set, and in this proxy's set with no address at all.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
@@ -194,7 +181,6 @@ impl Observed {
         }
     }
 
-    /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);

@@ -90,7 +90,7 @@ pub(super) fn flows_to_forget(mode: &Mode, pass: &Pass<'_>, plan: &Plan) -> UdpS
     to_forget(pass, |_| true, draining, differing.iter(), &BTreeSet::new())
 }
 
-/// Adds the changes of tables, which are written with their entries; sets have no separate operations.
+/// Tables are written with their entries: sets have no separate operations.
 fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, routes: Option<&Routes>, full: bool, plan: &mut Plan) {
     let [first, last] = tables.changes(&plan.layouts, full);
     let families = first.iter().map(|change| change.layout.family);

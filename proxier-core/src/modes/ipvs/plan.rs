@@ -1,5 +1,4 @@
-//! The plan of a pass, as a value. Functions on values make it: [`diff`](super::diff::diff) finds the operations, and
-//! `pass_plan` adds those for rules, and finds those that repair other programs' changes.
+//! The plan of a pass. [`diff`](super::diff::diff) finds the operations, and `pass_plan` completes and orders them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,36 +18,31 @@ use crate::plan::operation::{Operation, SetIn, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, RouteOwner, SetKey};
 
-/// The plan of a pass: operations, stage by stage. A value; nothing happens before it is carried out.
+/// The plan of a pass: operations, stage by stage.
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that every
-/// connection is masqueraded. A virtual server has its real servers before its address is bound. Until then packets to
-/// the address do not end here, so no other program on this host can answer. Operations that do not depend on rules
-/// come before them, so that a program that holds the iptables lock delays nothing else. Routes come after the rules
-/// that guard their networks. Deletions go in reverse; a virtual server is deleted before its entries and its address,
-/// which identify it as this proxy's after a crash.
+/// connection is masqueraded. Addresses are bound last: until then packets to them do not end here, so no other program
+/// on this host can answer. Operations that do not depend on rules come before them, so that a program that holds the
+/// iptables lock delays nothing else. Deletions go in reverse; a virtual server is deleted before its entries and its
+/// address, which identify it as this proxy's after a crash.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// The names of its objects.
     pub names: Arc<KernelNames>,
     /// Layout of each family's table, if tables guard. Then no stage has sets or rules, and the entries of a family are
     /// added with its table in one transaction, and deleted in another. Otherwise none.
     pub layouts: BTreeMap<Family, Arc<Layout>>,
     /// The inputs of the rules that the kernel has after this plan, if they were read for it.
     pub inputs: BTreeMap<Family, Inputs>,
-    /// The operations. A missing stage has none.
     pub stages: BTreeMap<Phase, Stage>,
     /// Families whose rules must change but are not tried in this pass, because they could not be read or failed a
     /// moment ago.
     pub rules_put_off: BTreeSet<Family>,
-    /// Virtual servers to create whose source ranges need rules that do not exist yet. One is not created when the
-    /// rules of its family are put off or fail: any client could use it.
+    /// Virtual servers to create whose source ranges need rules of this plan. Without these any client could use them.
     pub guarded: BTreeSet<VirtualServerKey>,
-    /// Networks to make local whose guard does not exist yet: the rules that refuse what no Service serves. One is not
-    /// made local when the rules of its family are put off or fail: programs that listen on all addresses would answer
-    /// there.
+    /// Networks to make local that rules of this plan guard. Without these, programs that listen on all addresses would
+    /// answer there.
     pub guarded_networks: BTreeSet<Network>,
     /// Real servers that are already draining, unknown to this process. They need no operation, but are tracked from
     /// now on.
@@ -79,7 +73,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Whether entries, addresses, routes and the device are added in this phase; otherwise they are deleted.
     pub fn adds(self) -> bool {
         self < Phase::Retire
     }
@@ -148,7 +141,6 @@ impl Stage {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RulesChange {
     pub family: Family,
-    /// Changes of the proxy's chains and jumps only.
     pub changes: RuleChanges,
     /// The same without optional matches, tried in this order if the kernel refuses the first. Only then is it certain
     /// whether the kernel supports them.
@@ -160,7 +152,6 @@ impl Plan {
         self.operations().next().is_none()
     }
 
-    /// A set of the variant.
     pub(super) fn set_in(&self, set: SetKey) -> SetIn<'_> {
         SetIn(set.named(self.names.prefix), self.layouts.get(&set.family).map(|layout| &layout.table))
     }
@@ -270,8 +261,6 @@ mod tests {
     use super::*;
     use crate::ports::SetKind;
 
-    /// If something is added the device is first, and the sets are in order; if something is deleted it is the other
-    /// way round.
     #[test]
     fn deletions_go_in_reverse() {
         let sets = [SetKind::LoopBack, SetKind::IpvsIps].map(|kind| SetKey::new(Family::V4, kind));

@@ -8,8 +8,7 @@
 //!
 //! IPVS first searches for a virtual server with the packet's mark, then for one with its address and port. A Frontend
 //! with external policy `Local` has both. The nf_tables table ([`guards`](super::guards)) gives packets of outside
-//! clients the Frontend's mark just before IPVS sees them, and removes it just after. Without its mark, a packet finds
-//! the virtual server of the address.
+//! clients the Frontend's mark just before IPVS sees them, and removes it just after.
 //!
 //! * The table has two sets for this. [`SetKind::SplitMark`] records which mark belongs to which Frontend. It is
 //!   written before the mark's virtual server and deleted after it, so it identifies this proxy's virtual servers with
@@ -17,10 +16,9 @@
 //!   added once the mark's virtual server has its real servers, and deleted before these drain.
 //! * A mark is a number derived from the address, protocol and port. One that another Frontend, or another program's
 //!   virtual server, already has is skipped; marks recorded in the kernel take precedence ([`Marks::settle`]).
-//! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records
-//!   ([`Mode::remember`](super::state::Mode::remember)). A starting process, and a cleanup, recognize marks by
-//!   their numbers: those of Frontends whose virtual servers of addresses exist, where this proxy's
-//!   addresses or routes are bound. Any other mark counts as another program's.
+//! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records. A starting
+//!   process, and a cleanup, recognize marks by their numbers: those of Frontends whose virtual servers of addresses
+//!   exist, where this proxy's addresses or routes are bound.
 //! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to
 //!   compare with), so a Frontend with session affinity is not split.
 //! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
@@ -37,7 +35,7 @@ use crate::net::{Family, FrontendKey};
 pub(super) use crate::ports::recorded;
 use crate::ports::{SetKey, SetKind, frontend_at, place_of};
 
-/// Marks of Frontends. A Frontend keeps its mark for as long as the kernel has it, split or not.
+/// A Frontend keeps its mark for as long as the kernel has it, split or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     range: MarkRange,
@@ -144,14 +142,13 @@ pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     frontend_at(host, *ports)
 }
 
-/// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no
-/// such kind. The mark is in the place of the source of other sets' entries, as an IPv4 address.
+/// The entry that records a Frontend's mark. No ipset has such entries, so the mark is in the place of the source of
+/// other sets' entries, as an IPv4 address.
 pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
     let (host, ports) = place_of(frontend);
     (SetKey::new(frontend.family(), SetKind::SplitMark), with_mark(host, ports, mark.get()))
 }
 
-/// An entry of a map of marks.
 pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
     Element::IpPortIp(host, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
 }

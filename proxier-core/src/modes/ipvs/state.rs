@@ -32,18 +32,15 @@ pub struct IpvsOptions {
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the mode")]
 pub(crate) struct Mode {
     pub(super) names: Arc<KernelNames>,
-    /// Whether routes bind addresses.
     pub(super) by_routes: bool,
     /// Whether this proxy has no local routes, and will have none.
     pub(super) knows_no_routes: bool,
     /// The last report of settings without effect, and of networks that are not local as a whole.
     pub(super) told: Vec<String>,
     pub(super) timeouts: TimeoutsUpdate,
-    /// The tracked state of the variant that masquerades and guards.
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// Objects that Frontends share, with changes since the last plan that was carried out.
     pub(super) recorded: Recorded,
     /// Own virtual servers that are no longer desired, until they are deleted: this process wanted them, or found them
     /// recorded as this proxy's. Another program may remove the records before they are deleted.
@@ -52,7 +49,7 @@ pub(crate) struct Mode {
     pub(super) unmade: BTreeSet<VirtualServerKey>,
     /// Whether the node facts differ from those of the last plan that was carried out.
     pub(super) new_facts: bool,
-    /// The tracked state of the kernel; `None` before it was read.
+    /// `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as tracked before the kernel was read again.
     pub(super) remembered: Contents,

@@ -25,10 +25,8 @@ use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
-/// Objects that Frontends and Services share. An update costs O(changed Services).
-///
-/// Services share objects: two may use one load-balancer address with different ports, and one pod may be in many.
-/// Shared objects are counted and removed with their last user.
+/// Objects that Frontends and Services share, counted, and removed with their last user: two Services may use one
+/// load-balancer address with different ports, and one pod may be in many. An update costs O(changed Services).
 ///
 /// Two values with the same Services compare equal, regardless of how they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,19 +44,15 @@ pub struct Index {
     unmarked: BTreeSet<FrontendKey>,
 }
 
-/// Changes of an update: the objects for which the kernel may have to change.
-///
-/// An object that an update left unchanged is not in here, even if its Service was compiled again.
+/// The objects for which the kernel may have to change: not those that an update left unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     /// Virtual servers that are new, removed, or have another configuration or other real servers. One that several
     /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
-    /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses that another interface got or lost, or that Services started or stopped requesting.
     pub elsewhere: BTreeSet<IpAddr>,
-    /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
     /// Anything may have changed, and nothing is recorded: before the first comparison, which is of everything.
     pub is_all: bool,
@@ -67,7 +61,6 @@ pub struct Changed {
 /// For a comparison of everything.
 pub static EVERYTHING: LazyLock<Changed> = LazyLock::new(|| Changed { is_all: true, ..Changed::default() });
 
-/// An index with a record of its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     pub index: Index,
@@ -87,7 +80,6 @@ impl Recorded {
 }
 
 impl FrontendObserver for Recorded {
-    /// Applies a change of a Service's entries that belong to no Frontend.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let [before, after] = [before, after].map(|of| of.map(service_entries).unwrap_or_default());
         after.difference(&before).cloned().for_each(|entry| self.entry(entry, true));
@@ -161,7 +153,6 @@ impl Index {
         Wanted { desired, index: self }
     }
 
-    /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.addresses);
         pack(&mut self.elsewhere);
@@ -288,9 +279,7 @@ impl Index {
 }
 
 /// A firewall mark that the configuration requests ([`Config::splits_local`](crate::config::Config::splits_local)) and
-/// a Service does not get. The Service is served without it.
-///
-/// Prints on one line.
+/// a Service does not get. The Service is served without it. Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MarkUnavailable {
@@ -366,7 +355,7 @@ impl<'a> Wanted<'a> {
         self.index.mark_of(self.desired.frontend(frontend)?)
     }
 
-    /// Services that the configuration asks to split, and the reasons why they are not. Costs O(such Frontends).
+    /// Services that the configuration asks to split, and why they are not. Costs O(such Frontends).
     pub fn unmarked(self) -> impl Iterator<Item = MarkUnavailable> {
         let mut all: BTreeMap<(ObjectKey, &'static str), Vec<FrontendKey>> = BTreeMap::new();
         for key in &self.index.unmarked {
@@ -378,7 +367,6 @@ impl<'a> Wanted<'a> {
         all.into_iter().map(|((service, reason), frontends)| MarkUnavailable { service, frontends, reason })
     }
 
-    /// Number of Frontends that are split.
     pub fn marked(self) -> usize {
         self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
     }
@@ -422,7 +410,6 @@ impl<'a> Wanted<'a> {
         frontend.is_some_and(|frontend| frontend.keeps_flows_of(&(*real).into()))
     }
 
-    /// Applies the present drain times to the draining real servers of a virtual server.
     pub(crate) fn time_drains(self, key: &VirtualServerKey, drains: &mut Drains, now: Moment) {
         drains.follow(key, || self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
     }
@@ -431,17 +418,15 @@ impl<'a> Wanted<'a> {
         self.desired.owner(&self.frontend_key(key)?)
     }
 
-    /// The addresses to bind to the dummy device, or with routes ([`Routes`](super::binding::Routes)); sorted.
+    /// The addresses to bind to the dummy device or by routes; sorted.
     pub fn addresses(self) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.keys().copied()
     }
 
-    /// The addresses of [`Wanted::addresses`] in this network.
     pub(crate) fn addresses_in(self, network: &Network) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.range(network.network()..=network.broadcast()).map(|(address, _)| *address)
     }
 
-    /// Whether an address must be bound, to the dummy device or by a route.
     pub fn has_address(self, address: IpAddr) -> bool {
         self.index.addresses.contains_key(&address)
     }
@@ -454,7 +439,7 @@ impl<'a> Wanted<'a> {
         self.index.elsewhere.contains_key(&address)
     }
 
-    /// The entries of a set, sorted; none for a set that must be empty.
+    /// Sorted.
     pub fn entries(self, set: SetKey) -> impl Iterator<Item = &'a Element> {
         self.index.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
     }
@@ -463,7 +448,7 @@ impl<'a> Wanted<'a> {
         self.index.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
     }
 
-    /// The sets that are not empty, which rules depend on.
+    /// The sets that are not empty.
     pub fn sets(self) -> impl Iterator<Item = SetKey> {
         self.index.sets.keys().copied()
     }

@@ -58,8 +58,7 @@ pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Re
     Ok(served)
 }
 
-/// Removes the tables of both families that this mode has created, and nothing else. Uses only the names of the
-/// configuration. Missing tables, and a kernel without nf_tables, count as done.
+/// Removes the tables of both families that this mode has created.
 pub(crate) fn cleanup(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         remove_table(&table(family, &config.names), is_ours, ports.tables, cleaned);
@@ -75,9 +74,9 @@ const COMMENT: &str = "rules for kube-proxy";
 /// pkg/proxy/nftables/proxier.go, `setupNFTables`.
 const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "masquerading"];
 
-/// Removes the tables of both families that a kube-proxy in nftables mode has left, because they would continue to
-/// select outdated endpoints. A table with that name but without its comment or one of its chains may be another
-/// program's. It stays, and is listed among the tables that are [left](Cleaned::left).
+/// Removes the tables of both families that a kube-proxy in nftables mode has left. A table with that name but without
+/// its comment or one of its chains may be another program's, and is listed among the tables that are
+/// [left](Cleaned::left).
 pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for table in tables() {
         let mut lack = None;
@@ -115,7 +114,6 @@ pub fn list_kube_proxy(of_kernel: &mut dyn Tables) -> Result<Option<BTreeMap<Fro
     Ok(all)
 }
 
-/// A table that a kube-proxy has left, if it is there and recognized.
 fn kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<TableSnapshot>> {
     match lack_of(table, tables) {
         Ok(None) => tables.read(table),
@@ -125,8 +123,8 @@ fn kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<Table
     }
 }
 
-/// The Frontends of such a table, whether they have endpoints, and the element of each. Elements have an address, a
-/// protocol and a port; those of node ports no address, so they are at 0.0.0.0 or `::`.
+/// The Frontends of such a table, whether they have endpoints, and the element of each. Node ports are at 0.0.0.0 or
+/// `::`.
 fn frontends(table: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, bool, &Element)> {
     table.sets.iter().flat_map(move |contents| {
         let kind = match contents.set.set.key.name.as_str() {

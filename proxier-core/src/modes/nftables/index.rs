@@ -18,22 +18,20 @@ use crate::pack::Gather as _;
 use crate::pack::{pack, put};
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
-/// Counted chains and elements that Frontends share, and the slots of endpoints. An update costs O(changed Services).
-///
-/// Elements are not stored: those of a Frontend follow from it ([`lower`]).
+/// An update costs O(changed Services). Elements are not stored: those of a Frontend follow from it ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     /// Number of Frontends and Services that need each, without cluster IPs.
     needs: BTreeMap<Need, usize>,
     /// The same of cluster IPs, which are as many as Services and smaller than other needs.
     cluster_ips: BTreeMap<IpAddr, usize>,
-    /// Slots of endpoints, of Frontends for which they are not simply their positions in the list.
+    /// Of Frontends for which they are not simply the positions of endpoints in the list.
     slots: BTreeMap<FrontendKey, Slots>,
-    /// The last written slots of Frontends that changed since.
+    /// As last written, of Frontends that changed since.
     written: BTreeMap<FrontendKey, Slots>,
     /// Number of rules for slots of session affinity ([`SharedChain::slot_rules`]), in both families.
     slot_rules: u32,
-    /// Frontends whose session affinity is not applied, because there are too many of these rules.
+    /// Frontends whose session affinity is not applied for that reason.
     pub(super) over_limit: BTreeSet<FrontendKey>,
     /// Whether some of these rules were removed since those Frontends were last tried.
     has_new_room: bool,
@@ -45,7 +43,6 @@ pub(super) struct Index {
 /// A chain or element that several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// A chain and its dependent objects.
     Chain(Family, SharedChain),
     ClusterIp(IpAddr),
     /// The address of an endpoint on this node.
@@ -170,7 +167,6 @@ impl Index {
         }
     }
 
-    /// Applies a change of a Frontend. `written`: its last written value.
     pub(super) fn follow(&mut self, written: Option<&Frontend>, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         let old = self.slots.remove(&key).unwrap_or_default();
@@ -202,7 +198,6 @@ impl Index {
         }
     }
 
-    /// Whether [`Index::admit`] may find room.
     pub(super) fn may_admit(&self) -> bool {
         self.has_new_room && !self.over_limit.is_empty()
     }
@@ -256,7 +251,6 @@ impl Index {
         all.filter(move |(of, _)| **of == family).map(|(_, chain)| *chain)
     }
 
-    /// The chains of a family that Frontends enter through the sets of these.
     pub(super) fn entered_by_set(&self, family: Family) -> impl Iterator<Item = Pick> {
         self.chains(family).filter_map(|chain| chain.entered_by_set())
     }
@@ -282,7 +276,7 @@ impl Index {
         all.chain(new).filter(move |need| need.family() == family)
     }
 
-    /// What changed, with its last written value, in the form of a table that was read.
+    /// What changed, as last written, in the form of a table that was read.
     pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
         let family = layout.family;
         let (mut elements, mut shape): (BTreeMap<SetName, Vec<_>>, _) = (BTreeMap::new(), Shape::default());
@@ -315,7 +309,6 @@ impl Index {
         Treatment::from_frontend(frontend, self.slots.get(&frontend.key).unwrap_or(&none)).picks().next().is_some()
     }
 
-    /// Rebuilds everything to release memory. Call it after a large change.
     pub(super) fn compact(&mut self) {
         pack(&mut self.needs);
         pack(&mut self.cluster_ips);

@@ -40,7 +40,6 @@ const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 /// s.
 const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
-/// The layout of a family's table: everything except its elements and the chains that select endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(super) table: TableKey,
@@ -50,15 +49,13 @@ pub(crate) struct Layout {
     /// How local traffic is detected, even if everything is masqueraded.
     local: PodTraffic,
     masquerade_all: bool,
-    /// Set if pods of other nodes are known ([`NodeFacts::other_pods`]).
+    /// [`NodeFacts::other_pods`].
     other_pods: Option<(Network, Network)>,
     /// Whether connection tracking treats packets outside a window as valid.
     pub(super) is_liberal: bool,
-    /// Whether this process serves TCP node ports on the loopback address.
     has_localhost: bool,
     /// The counter in elements of Frontends, if any.
     counter: Option<Expression>,
-    /// The sets and maps that the table always has, without their elements.
     fixed_sets: BTreeMap<SetName, Arc<Set>>,
 }
 
@@ -76,7 +73,6 @@ impl Layout {
         Layout::of_table(table(family, &facts.config().names), family, facts)
     }
 
-    /// The same for a table with another name.
     pub(super) fn of_table(table: TableKey, family: Family, facts: &NodeFacts) -> Self {
         let config: &Config = facts.config();
         let mut layout = Layout {
@@ -118,7 +114,6 @@ impl Layout {
         self.to_endpoint_after(self.rule(), slot)
     }
 
-    /// The same at the end of a rule.
     fn to_endpoint_after(&self, rule: RuleBuilder, slot: Operand) -> RuleBuilder {
         let key = [self.frontend().as_slice(), &[slot]].concat();
         rule.dnat_to_map(self.table.family, &key, Layout::reference(SetName::Endpoints))
@@ -133,12 +128,10 @@ impl Layout {
         set
     }
 
-    /// A set or map without its elements.
     pub(super) fn set(&self, name: SetName) -> Arc<Set> {
         self.fixed_sets.get(&name).cloned().unwrap_or_else(|| Arc::new(self.make_set(name)))
     }
 
-    /// Makes a set or map. [`Layout::clients_set`] makes sets of clients.
     fn make_set(&self, name: SetName) -> Set {
         let key = self.set_key_of(&name.name());
         let frontend = self.frontend();
@@ -265,7 +258,6 @@ impl Layout {
 }
 
 impl Layout {
-    /// The rules of a chain that Frontends share, in order.
     pub(super) fn rules(&self, chain: &SharedChain) -> Vec<Rule> {
         match chain {
             SharedChain::Pick(pick) => self.pick_rules(pick),
@@ -274,7 +266,6 @@ impl Layout {
         }
     }
 
-    /// The set of Frontends with the name of a shared chain.
     pub(super) fn entering_set(&self, chain: &SharedChain) -> Option<Set> {
         chain.entered_by_set().map(|pick| self.make_set(SetName::Picked(pick)))
     }

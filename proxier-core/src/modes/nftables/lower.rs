@@ -39,7 +39,7 @@ pub(crate) enum SetName {
 }
 
 impl SetName {
-    /// The sets and maps that every table has.
+    /// Of every table.
     pub(crate) const FIXED: [SetName; 9] = [
         SetName::Services,
         SetName::Endpoints,
@@ -110,7 +110,6 @@ pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
     elements
 }
 
-/// The index of an element in such a list.
 pub(super) fn place(sorted: &[Element], key: &ElementKey) -> Option<usize> {
     sorted.binary_search_by(|element| element.key.cmp(key)).ok()
 }
@@ -132,7 +131,6 @@ fn fields(key: &FrontendKey) -> [Value; 3] {
     [key.address.into(), Value::byte(number(key.protocol).0), Value::port(key.port)]
 }
 
-/// The key of a Frontend's element, or the start of it.
 pub(super) fn with(key: &FrontendKey, more: &[Value]) -> Value {
     let [address, protocol, port] = fields(key);
     match more {
@@ -149,9 +147,7 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
 /// What happens to connections to a Frontend without an endpoint to select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// Clients are refused, because no endpoint exists at all.
     Reject,
-    /// Endpoints on other nodes only: a load balancer should try those.
     Drop,
 }
 
@@ -215,7 +211,6 @@ impl Treatment {
         self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).gather()
     }
 
-    /// The chains that select its endpoints.
     pub(super) fn picks(&self) -> impl Iterator<Item = Pick> {
         [self.everybody, self.anywhere, self.only_here].into_iter().flatten()
     }

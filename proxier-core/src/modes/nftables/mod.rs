@@ -18,24 +18,19 @@
 //! returns, and gets a new endpoint. A client never moves away from an existing endpoint.
 //!
 //! Clients are searched for in all slots, up to the next power of two above the highest in use, one after the other.
-//! That is what affinity with many endpoints costs a new connection. Beyond 4,096 endpoints a Service has no
-//! affinity. The lowest slot remembers 196,608 clients of all Services, the next two half as many, the rest 65,535;
-//! further clients are served without affinity. If a table is recreated, clients are forgotten.
+//! That is what affinity with many endpoints costs a new connection. The lowest slot remembers 196,608 clients of all
+//! Services, the next two half as many, the rest 65,535; further clients are served without affinity. If a table is
+//! recreated, clients are forgotten.
 //!
-//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. So is adding or removing
-//! an endpoint, as long as the chain still fits their number. A chain is kept for up to seven fewer endpoints, so a
-//! rolling update that goes up and down by less than four changes it at most once. A new Service, its first endpoint,
-//! or another chain is an element of another set. Some Frontends are in the verdict map (session affinity, policy
-//! `Local` for outside clients, more than 16 endpoints). Only when their chain changes does the kernel check the table,
-//! at a cost that grows with their number. Each pass is one transaction per family: packets see the table before it or
-//! after it, never in between.
+//! Adding or removing an endpoint is a transaction of a few elements, as long as the chain still fits their number. A
+//! chain is kept for up to seven fewer endpoints, so a rolling update that goes up and down by less than four changes it
+//! at most once. What changes cost, and limits, are in `docs/modes.md`. The differences from kube-proxy for packets are
+//! in one list that tests use, `tests/differences` of this crate; `docs/differences.md` is generated from it.
 //!
-//! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate;
-//! `docs/differences.md` is generated from it.
+//! Rejections are at the priority `filter`, source ranges ten before `dstnat`. [`LocalFallback`] has no effect: the node
+//! and its pods get the cluster's endpoints, and connections of other clients are dropped.
 //!
-//! Rejections are at the priority `filter`, source ranges ten before `dstnat`. Affinity is kept by Frontend: a client
-//! that uses two addresses of a Service may get two endpoints. [`LocalFallback`](crate::config::LocalFallback) has no
-//! effect: the node and its pods get the cluster's endpoints, and connections of other clients are dropped.
+//! [`LocalFallback`]: crate::config::LocalFallback
 
 mod cleanup;
 mod index;

@@ -31,7 +31,7 @@ pub(crate) struct Mode {
     read: BTreeMap<Family, Option<Observed>>,
     /// Families whose table was another program's when last read. They are not served.
     foreign: BTreeMap<Family, PortError>,
-    /// The layouts of tables as written.
+    /// As written.
     layouts: BTreeMap<Family, Arc<Layout>>,
     /// The layouts that follow from the node facts, until these change or the kernel is read.
     wanted: BTreeMap<Family, Arc<Layout>>,
@@ -53,7 +53,7 @@ struct KernelState {
 }
 
 impl Mode {
-    /// Changes to a family's table; `None` when it should not exist and does not.
+    /// `None` for a table that should not exist and does not.
     fn plan_table(
         &self,
         pass: &Pass<'_>,

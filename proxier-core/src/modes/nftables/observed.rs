@@ -94,7 +94,6 @@ impl Observed {
     }
 }
 
-/// Reads a family's table; `None` if it does not exist.
 pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>> {
     let Some(snapshot) = tables.read(&layout.table)? else { return Ok(None) };
     let observed = Observed::read(snapshot, layout);
@@ -118,7 +117,6 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
     Some(EndpointKey::new(address, u16::from_be_bytes(*rest.first_chunk::<2>()?)))
 }
 
-/// The Frontend at the start of a key, and the rest of the key.
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
     leading_frontend(key.ends()?.0.as_bytes(), family)
 }
@@ -131,9 +129,6 @@ pub(crate) fn inspect(key: &FrontendKey, names: &KernelNames, tables: &mut dyn T
 }
 
 /// All Frontends of both families' tables, with the endpoints that their chains select from.
-///
-/// # Errors
-/// A table could not be read. Another program's table serves nothing.
 pub(crate) fn list_frontends(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
@@ -183,7 +178,7 @@ fn packets(expressions: &[Expression]) -> Option<u64> {
     })
 }
 
-/// Packets counted by elements of Frontends: the first ones of connections.
+/// The first packets of connections.
 fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, u64)> {
     let of_frontends = snapshot.sets.iter().filter_map(|contents| {
         let set = SetName::by_name(contents.set.set.key.name.as_str()).filter(|set| set.leads_on())?;

@@ -32,13 +32,11 @@
 //! ```
 //!
 //! A map from clients to slots would need fewer rules, but `nft` cannot print rules that look up what they have found
-//! in a map. A map from draws to chains could replace the rules for new clients. But chains of Frontends have no
-//! verdict maps, because older kernels walk such a map once for each Frontend whenever they check the table.
+//! in a map. A map from draws to chains could replace the rules for new clients, but older kernels walk a verdict map
+//! once for each Frontend whenever they check the table.
 //!
-//! A client keeps its endpoint: the lowest slot that remembers it and has an endpoint decides. A lower slot starts to
-//! remember it only if no other does (first connections at the same instant may each get their own). Slots without an
-//! endpoint forget it when it returns, and it gets a new endpoint. An empty slot is therefore reassigned late
-//! ([`slots`](super::slots)), because all its clients would follow it.
+//! The lowest slot that remembers a client and has an endpoint decides. A lower slot starts to remember it only if no
+//! other does (first connections at the same instant may each get their own).
 
 use std::fmt;
 
@@ -63,7 +61,6 @@ impl Marks {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Affinity {
-    /// Seconds for which a client stays with its endpoint after its last connection.
     pub secs: u32,
     /// Number of slots in which clients are searched for.
     pub width: u32,
@@ -84,14 +81,12 @@ pub(crate) enum Draw {
 /// `external-2-sticky-10800-of-4`, `internal-251-by-client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pick {
-    /// Which connections are marked for masquerading.
     pub marks: Marks,
     /// Whether it selects only among the endpoints on this node.
     pub is_local: bool,
     /// Largest number of slots among which it selects, never 0. At random: a multiple of [`Pick::STEP`], down to
     /// [`Pick::fewest`]. Otherwise exactly this number.
     pub most: u32,
-    /// How it chooses.
     pub draw: Draw,
 }
 
@@ -99,18 +94,14 @@ pub(crate) struct Pick {
 /// of these sets, so one for each timeout would take too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Clients {
-    /// Number of the slot.
     pub number: u32,
-    /// Whether the slot belongs to the endpoints on this node.
     pub is_local: bool,
 }
 
 /// A chain for the endpoint in a slot that remembers the client for this time: `slot-3-sticky-10800`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
-    /// The clients that it remembers.
     pub clients: Clients,
-    /// Seconds for which a client stays after its last connection.
     pub secs: u32,
 }
 
@@ -143,7 +134,6 @@ const BY_CLIENT_PORT: &str = "-by-client-port";
 /// its chain.
 const SHARING: u32 = 2 * Pick::STEP;
 
-/// The smallest number of endpoints for which a chain with capacity `most` is fair.
 fn fewest(most: u32) -> u32 {
     most.saturating_sub(SHARING).saturating_add(1)
 }
@@ -245,7 +235,6 @@ impl SharedChain {
         }
     }
 
-    /// The chain, if a rule jumps to it from a set of Frontends.
     pub(super) fn entered_by_set(&self) -> Option<Pick> {
         match self {
             SharedChain::Pick(pick) => Some(*pick).filter(Pick::has_set),

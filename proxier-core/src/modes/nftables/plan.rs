@@ -42,7 +42,6 @@ pub(super) struct TablePlan {
     pub(super) fate: Fate,
     /// Whether this process becomes the table's owner.
     claims: bool,
-    /// Sets of chains that are created.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
     /// Chains that are created or get other rules.
@@ -307,7 +306,7 @@ impl Work for NftablesPlan {
         self.tables.iter().all(TablePlan::is_empty)
     }
 
-    /// The operations, in the order in which they run; those of a table are one transaction.
+    /// Those of a table are one transaction.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
         Box::new(self.tables.iter().flat_map(|table| {
             let whole = table.changes_rules().then_some(Operation::Whole(table));

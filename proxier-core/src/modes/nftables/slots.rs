@@ -2,10 +2,9 @@
 //! while it lives, over changes of the list and restarts of the process. So a change writes only the elements that
 //! differ, and clients of a slot stay with an endpoint.
 //!
-//! With session affinity, new endpoints get slots in rotation, so that the slot of a removed endpoint stays empty as
-//! long as there are others. A client of an empty slot is forgotten when it returns, and gets a new endpoint. Otherwise
-//! all clients of an endpoint would follow its slot to the next endpoint. An endpoint has one slot, whatever its
-//! weight. The weight decides how many draws select it, so that clients stay when it changes.
+//! With session affinity, new endpoints get slots in rotation: all clients of a removed endpoint would follow its slot
+//! to the next one. An endpoint has one slot, whatever its weight. The weight decides how many draws select it, so that
+//! clients stay when it changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -25,7 +24,6 @@ pub(super) const MOST_STICKY: u32 = 1 << 12;
 pub(crate) struct Slots {
     cluster: Numbers,
     local: Numbers,
-    /// Whether it requests affinity but there are too many chains, so that it is not applied.
     pub(super) is_over_limit: bool,
 }
 
@@ -54,9 +52,7 @@ pub(super) struct HeldSlots {
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
-    /// Capacity of the previous selecting chain.
     pub(super) most: Option<u32>,
-    /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
@@ -92,9 +88,8 @@ impl HeldSlots {
 }
 
 impl Slots {
-    /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the others. Without
-    /// affinity the lowest ones are used without gaps, so that any number below the number of endpoints is a slot. With
-    /// affinity they are used in rotation, out of about twice as many as there are endpoints.
+    /// Held slots for the endpoints that have them, free ones for the others. Without affinity these are the lowest ones
+    /// without gaps, with affinity the next in rotation out of about twice as many as there are endpoints.
     pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend, is_over_limit: bool) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
             let by_client = by_client(frontend).is_some();
@@ -137,7 +132,6 @@ impl Slots {
 pub(super) struct SlotsOf<'a> {
     numbers: &'a Numbers,
     endpoints: &'a [EndpointKey],
-    /// Whether session affinity is applied.
     pub(super) is_sticky: bool,
 }
 
@@ -165,7 +159,6 @@ impl<'a> SlotsOf<'a> {
         }
     }
 
-    /// Number of draws of a new client with affinity.
     pub(super) fn draw_count(&self) -> u32 {
         let draws = self.numbers.draws.as_ref();
         draws.map_or_else(|| self.count(), |draws| draws.iter().copied().fold(0, u32::saturating_add))
@@ -175,7 +168,6 @@ impl<'a> SlotsOf<'a> {
         u32::try_from(self.numbers.count(self.endpoints)).unwrap_or(u32::MAX)
     }
 
-    /// Capacity of the chain that selects without session affinity.
     pub(super) fn most(&self) -> u32 {
         self.numbers.most.map_or_else(|| most_for(self.count(), None), NonZeroU32::get)
     }
@@ -188,7 +180,7 @@ impl<'a> SlotsOf<'a> {
 }
 
 impl Numbers {
-    /// The slots, and where the rotation continues.
+    /// Also returns where the rotation continues.
     fn keeping(
         held: &HeldNumbers,
         endpoints: &[EndpointKey],

@@ -15,7 +15,6 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
 
-/// Largest number of chains named in a sentence.
 const NAMED: usize = 4;
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
@@ -80,7 +79,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Edits both back ends as the programs show them. No program is started if there is nothing.
+    /// No program is started if there is nothing.
     fn by_programs(&self, family: Family, ports: &mut Ports<'_>) -> Vec<(Backend, Result<Transaction>)> {
         if ports.rules.has_tables(family) == Some(false) {
             return Vec::new();
@@ -135,7 +134,6 @@ impl Found {
     }
 }
 
-/// Applies edits, if any, and records the outcome.
 fn note(
     family: Family,
     edits: Result<Transaction>,
@@ -248,7 +246,7 @@ pub(crate) trait OwnChains {
     /// Whether a chain of this name is its own: it has exactly its rules, and is deleted where it is not desired.
     fn has_chain(&self, table: &TableName, chain: &str) -> bool;
 
-    /// Whether a rule of a built-in chain is a jump that it has made.
+    /// Whether it has made a rule of a built-in chain.
     fn has_jump(&self, table: &TableName, rule: &Rule) -> bool;
 
     /// The chain that marks packets: container runtimes use it, so it keeps its rules while a foreign rule jumps to it.
@@ -262,11 +260,8 @@ pub(crate) trait OwnChains {
 /// A rule of a built-in chain that jumps to a chain of this proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnJump {
-    /// The table.
     pub(crate) table: TableName,
-    /// The built-in chain.
     pub(crate) from: ChainName,
-    /// The rule.
     pub(crate) rule: Rule,
     /// Its place among the other rules does not matter.
     pub(crate) is_anywhere: bool,
@@ -291,8 +286,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
         Comparison { observed, own, stay: BTreeSet::new(), transaction }
     }
 
-    /// # Errors
-    /// A table could not be shown: writing would add the jumps again each time.
+    /// Fails if a table could not be shown: writing would add the jumps again each time.
     pub(crate) fn check_readable(&self) -> Result<()> {
         let unreadable = self.observed.incompatible_tables();
         let is_hidden =
@@ -331,7 +325,8 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
     }
 
     /// Makes these the own jumps in built-in chains. Those of a chain stay if all exist in order, even with other rules
-    /// between. Otherwise the existing ones are removed, and all are inserted as the chain's first rules.
+    /// between: two programs that both insist on the first position would take turns without end. Otherwise the existing
+    /// ones are removed, and all are inserted as the chain's first rules.
     pub(crate) fn jumps(&mut self, desired: &[OwnJump]) {
         for table in O::TABLES {
             for from in table.builtin_chains() {

@@ -57,7 +57,7 @@ impl Cleaned {
     }
 }
 
-/// What could not be read, unless this kernel does not have it at all.
+/// `None` if this kernel does not have it at all.
 fn missed(what: impl Display, error: PortError) -> Option<Unread> {
     (error.kind() != PortErrorKind::Unavailable).then(|| Unread::new(what, error))
 }
@@ -72,7 +72,7 @@ pub(crate) type IsKeptIn<'a> = &'a dyn Fn(Backend, &TableName, &str) -> bool;
 /// Frontends that the kernel serves, as far as readable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ServedFrontends {
-    /// The Frontends, and whether they have endpoints.
+    /// Whether each has endpoints.
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
     /// Frontends that depend on chains whose names the new mode has too, and which its first pass replaces.
     pub(crate) replaced: BTreeSet<FrontendKey>,

@@ -1,10 +1,8 @@
 //! Forgets flows to endpoints that no longer answer: UDP flows, and TCP ones after their drain time.
 //!
-//! A UDP client that keeps sending from one port is one flow, as long as its packets come. Connection tracking records
-//! for each flow what its answers look like, and whether and how it is translated, and this does not change. Answers of
-//! another endpoint do not match it, and rules of table nat see only its first packet. A DNS client on a fixed port then
-//! waits in vain until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the
-//! next packet a first one.
+//! A UDP client that keeps sending from one port is one flow, whose translation does not change: rules of table nat see
+//! only its first packet. A DNS client on a fixed port then waits in vain until it has been silent for
+//! `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a first one.
 //!
 //! IPVS remembers flows too (`/proc/net/ip_vs_conn`), and ends the tracked one with its own, as `net.ipv4.vs.conntrack`
 //! and `net.ipv4.vs.expire_nodest_conn` ask for, which this proxy sets. What remains is a flow whose first packet came
@@ -106,8 +104,7 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
 
 pub(crate) const STAY_TCP: &str = "connections to endpoints that have left are not cut";
 
-/// Forgets flows of UDP or TCP. `lack`: the consequence if this kernel cannot. Returns whether that is done, as far as
-/// possible.
+/// `lack`: the consequence if this kernel cannot. Returns whether that is done, as far as possible.
 pub(crate) fn forget(
     protocol: Protocol,
     flows: &UdpServices,

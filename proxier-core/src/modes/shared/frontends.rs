@@ -15,7 +15,6 @@ use crate::service::{Desired, Frontend};
 pub(crate) struct FrontendChanges(pub(crate) BTreeMap<FrontendKey, (Action, usize)>);
 
 impl FrontendChanges {
-    /// Notes the [`change`] of a Frontend.
     pub(crate) fn note(&mut self, key: FrontendKey, was_there: bool, after: Option<&Frontend>) {
         self.0.insert(key, change(was_there, after));
     }

@@ -31,8 +31,7 @@ pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlC
 }
 
 /// The kubelet's chain that [`cleanup`](crate::modes::cleanup::cleanup) leaves, in words, if it guards loopback addresses
-/// here: iptables mode creates it if it is missing, as kube-proxy does. A chain that cannot be read counts as missing.
-/// Only reads.
+/// here. A chain that cannot be read counts as missing. Only reads.
 pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
     let setting = if is_open(ports) { ", and route_localnet with it" } else { "" };
     is_guarded(ports).then(|| {
@@ -76,7 +75,6 @@ fn guards(table: &Table) -> bool {
         && has(INPUT, &|rule| rule.target() == Some(FIREWALL))
 }
 
-/// Whether iptables-nft has the rule, determined without a program.
 fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool> {
     let key = compat::table_key(Family::V4, &TableName::FILTER)?;
     let read = compat::read(&key, &TableName::FILTER, &|chain| [FIREWALL, INPUT].contains(&chain), ports.tables)?;

@@ -17,7 +17,6 @@ use crate::service::NodeFacts;
 pub(crate) use crate::service::PodTraffic;
 use crate::snapshot::HostAddresses;
 
-/// Reads the addresses of this host, including the dummy device's.
 pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }

@@ -126,7 +126,6 @@ pub(crate) fn no_fields() -> FieldTypes {
     FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
 }
 
-/// The address at the start of a key, and the rest.
 pub(crate) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     Some(match family {
         Family::V4 => {
@@ -140,7 +139,6 @@ pub(crate) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     })
 }
 
-/// The protocol and port at the start of this part of a key, and the rest.
 pub(crate) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
     let (protocol, rest) = bytes.split_first_chunk::<4>()?;
     let protocol = Protocol::ALL.into_iter().find(|of| ipset::Protocol::from(*of).number() == protocol[0])?;
@@ -193,7 +191,6 @@ pub(crate) fn is_of_iptables(chain: &ChainKey, name: &str) -> bool {
     chain.name.as_str() == name && Family::ALL.into_iter().any(is_filter)
 }
 
-/// The tables that the nf_tables back end of iptables creates.
 const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
 /// Whether iptables may have tables of this family, determined without a program.
@@ -223,8 +220,7 @@ pub(crate) fn made_by_others(table: &TableKey) -> String {
     format!("another program made it; rename it there, or delete it with 'nft delete table {table}'")
 }
 
-/// Removes a table if it is this program's, and records the outcome. A missing table, or a kernel without nf_tables,
-/// counts as done.
+/// Removes a table if it is this program's. A missing table, or a kernel without nf_tables, counts as done.
 ///
 /// All rules go in one transaction, the table in a second one. In a transaction that deletes a chain, the kernel leaves
 /// the chain's rules as they are and takes its hook away after the new generation has begun, one hook after the other

@@ -26,9 +26,8 @@ pub struct HostSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedValue {
-    /// Path below `/proc/sys`.
+    /// Below `/proc/sys`.
     pub path: &'static str,
-    /// The value.
     pub value: u32,
     /// Whether a greater value is acceptable too.
     pub at_least: bool,

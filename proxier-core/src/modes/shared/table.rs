@@ -19,13 +19,13 @@ use crate::ports::{NotCommitted, PortError, PortErrorKind, Result, Tables};
 /// The change of a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The table stays.
+    /// It stays.
     Keep,
-    /// The table is made.
+    /// It is made.
     Make,
-    /// The table is deleted and created again, at one instant: its flags, sets or hooks differ from the layout.
+    /// It is deleted and created again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
-    /// The table is deleted, because the family is not served any more.
+    /// It is deleted, because the family is not served any more.
     Delete,
 }
 
@@ -92,7 +92,6 @@ pub(crate) trait Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     flags: TableFlags,
-    /// Whether a process owns the table.
     is_owned: bool,
     pub(crate) chains: BTreeMap<String, ChainRules>,
     /// Sets by name. Anonymous ones are deleted with their rules, and are not here.
@@ -232,8 +231,7 @@ pub(crate) fn write_layout(
     }
 }
 
-/// Number of times that a table is compared again because another program changed something between reading and
-/// writing.
+/// Number of times that a table is compared again because another program committed something in between.
 const ATTEMPTS: usize = 4;
 
 /// Number of refused parts of one transaction after which the whole is given up.
@@ -250,11 +248,10 @@ pub(crate) struct Basis<F> {
     /// The generation of the rule set that the tables were read from, or that own transactions made of it; `None` if
     /// nothing was read.
     generation: Option<u32>,
-    /// The tables; `None` if there was none.
     read: BTreeMap<Family, Option<F>>,
 }
 
-/// Reads a table again; `None` if that fails or the table is another program's.
+/// Reads a table again; `None` if that fails.
 pub(crate) type ReadAgain<'a, F> = dyn Fn(&mut dyn Tables) -> Option<Option<F>> + 'a;
 
 impl<F: PartialEq> Basis<F> {
@@ -267,10 +264,8 @@ impl<F: PartialEq> Basis<F> {
         self.read.get(&family)
     }
 
-    /// Commits a family's transaction.
-    ///
-    /// # Errors
-    /// The kernel's refusal, and whether another program has changed the table since it was read.
+    /// Commits a family's transaction. With a refusal comes whether another program has changed the table since it was
+    /// read.
     fn commit(
         &mut self,
         family: Family,
@@ -327,7 +322,7 @@ pub(crate) trait Changes: Clone {
 
 #[derive(Debug)]
 pub(crate) struct WriteOutcome<P> {
-    /// The failure of the whole, if it failed.
+    /// The failure of the whole.
     pub(crate) failed: Option<PortError>,
     /// Parts that were left out of it.
     pub(crate) refused: Vec<(P, Action, PortError)>,
@@ -335,8 +330,7 @@ pub(crate) struct WriteOutcome<P> {
     pub(crate) is_surprise: bool,
 }
 
-/// Writes changes without the parts that the kernel refuses. Returns what is left of them. Nothing is written if
-/// another program has changed the table since it was read.
+/// Writes changes without the parts that the kernel refuses. Returns what is left of them.
 pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     mut changes: Cow<'a, C>,
     family: Family,

@@ -3,39 +3,23 @@
 //!
 //! Routes make the addresses of Services local ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each
 //! network of [`UserspaceOptions::service_cidrs`] and one for each address outside of them. Node ports have listeners
-//! at the node's addresses.
+//! at the node's addresses. What clients and endpoints notice is in `docs/modes.md`, and what differs from kube-proxy
+//! for packets in one list that tests use, `tests/differences` of this crate. Besides:
 //!
-//! Behaviour towards clients and endpoints:
-//!
-//! * Endpoints see this node's address as the client's.
-//! * Endpoints take turns, and a client with session affinity stays with its own, as in kube-proxy's userspace mode.
-//!   Annotations of policy are ignored. An endpoint that refuses, or does not answer within 250 ms, is skipped; those
-//!   that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
+//! * An endpoint that refuses, or does not answer within 250 ms, is skipped; those that did not answer are tried again,
+//!   for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A half-closed connection stays half-open, and a reset is forwarded. Data that a slow reader does not take stays
-//!   with the sender.
+//!   with the sender. TCP urgent data stays in line with the rest.
 //! * Connections to a removed endpoint, and those of a removed Service, continue until either side closes them. UDP
 //!   clients move to another endpoint at once, unless their own still serves (hints or policies exclude it, or it is
 //!   terminating).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`UserspaceOptions::udp_idle`] without a
 //!   datagram, or when the endpoint refuses.
-//!
-//! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate. Other
-//! differences from the modes of the kernel:
-//!
-//! * Services end with the process: connections break if it is killed. On an orderly exit, they get time to end.
 //! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection
 //!   accepted and reset, if other clients may connect. Without endpoints for any client it is refused. UDP datagrams
 //!   are dropped.
-//! * A port of a Service's address that no Service has reaches a program that listens on all of this node's addresses,
-//!   if there is one.
-//! * Pods are recognized by their networks ([`LocalTraffic::ClusterCidrs`](crate::config::LocalTraffic::ClusterCidrs),
-//!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
 //! * [`LocalFallback`](crate::config::LocalFallback) has no effect: as in kube-proxy's iptables mode, the node and its
 //!   pods get the cluster's endpoints.
-//! * TCP urgent data stays in line with the rest.
-//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)):
-//!   connections would come back endlessly. In the kernel nothing is translated twice. A loop through another node
-//!   cannot be detected.
 
 mod mode;
 

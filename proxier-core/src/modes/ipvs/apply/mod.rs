@@ -33,7 +33,7 @@ use crate::service::Desired;
 use crate::snapshot::is_usable_by_service;
 use crate::time::Moment;
 
-/// Effects of carrying out a plan that only IPVS mode needs.
+/// Outcomes that only IPVS mode needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     /// Families whose rules or tables could not be written or were not tried, with the kind of error.
@@ -49,16 +49,10 @@ pub struct Effects {
 ///
 /// Every operation has an outcome. After a failure, operations that do not depend on it continue, and those that do are
 /// skipped with the reason ([`PortErrorKind::Skipped`]). An addition updates an existing object, a change adds a
-/// missing one, and a deletion of a missing one is done. A full set is replaced by a larger one.
+/// missing one, and a deletion of a missing one is done.
 ///
 /// A virtual server that cannot be deleted keeps its entries and its address, which identify it as this proxy's and
 /// guard it. Without them it would count as another program's and stay, open to all clients.
-///
-/// A virtual server with source ranges is created only once they apply: the kernel has its entry in
-/// [`SetKind::LoadBalancerFirewall`] and the rules it needs ([`Plan::guarded`]). A whole network is made local only
-/// once the rules that guard it exist ([`Plan::guarded_networks`]).
-///
-/// After a failure or a surprise ([`Effects::is_surprised`]) the tracked state may be out of date: read it again.
 pub(crate) fn apply(
     mode: &mut Mode,
     plan: &Plan,
@@ -105,7 +99,7 @@ impl Observed {
         self.note(&crate::modes::Work::operations(plan).collect::<Vec<_>>(), wanted);
     }
 
-    /// Records operations, except those of transactions, as carried out.
+    /// The same, except operations of transactions.
     fn note(&mut self, operations: &[Operation<'_>], wanted: &Wanted<'_>) {
         for of_server in operations.chunk_by(Operation::is_of_one_server) {
             match *of_server {
@@ -148,9 +142,8 @@ struct Run<'a, 'n> {
     lacking: BTreeMap<VirtualServerKey, PortError>,
     /// Addresses without any virtual server, although one should have been created.
     unserved: BTreeSet<IpAddr>,
-    /// Virtual servers that could not be deleted.
+    /// Virtual servers that could not be deleted, and what they need.
     left: Vec<VirtualServerKey>,
-    /// Addresses and entries that these need.
     needs: Needs,
 }
 
@@ -259,7 +252,6 @@ impl<'a> Run<'a, '_> {
         stage.sets.contains(&set).then(|| stage.entries.get(&set).unwrap_or(NONE))
     }
 
-    /// Why an operation is not tried, if so.
     fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
         let (observed, wanted) = (&*self.observed, self.wanted);
         match *operation {
@@ -305,7 +297,7 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// Carries out operations of one kind. A full set is replaced by a larger one.
+    /// A full set is replaced by a larger one.
     fn call(&mut self, operations: &[Operation<'a>], ports: &mut Ports<'_>) -> ItemFailures {
         if let [Operation::Server(..), ..] = operations {
             return self.call_servers(operations, ports.ipvs);

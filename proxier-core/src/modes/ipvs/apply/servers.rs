@@ -103,7 +103,6 @@ impl Run<'_, '_> {
         refused
     }
 
-    /// Records that a virtual server could not be created, and why its real servers are not.
     pub(super) fn note_lacking(&mut self, key: VirtualServerKey, why: PortError) {
         self.unserved.extend(key.addr());
         self.lacking.insert(key, why);
@@ -142,7 +141,6 @@ impl Run<'_, '_> {
         )))
     }
 
-    /// Records what operations that were carried out mean for draining real servers.
     pub(super) fn note_drains(&mut self, operations: &[PlanOperation<'_>]) {
         for operation in operations {
             let PlanOperation::Server(operation, _) = operation else { continue };
@@ -197,7 +195,6 @@ fn write_all(key: VirtualServerKey, server: &Server, ipvs: &mut dyn Ipvs) -> Vec
 }
 
 impl Observed {
-    /// Records operations on one virtual server as carried out.
     pub(super) fn note_server(&mut self, key: VirtualServerKey, operations: &[PlanOperation<'_>], wanted: &Wanted<'_>) {
         let there = self.virtual_servers.get(&key);
         let mut config = there.map(|server| server.config);

@@ -5,10 +5,10 @@
 //! | `programs` | ipsets ([`SetKind`](crate::ports::SetKind)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
 //! | `nft` | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
-//! Both have the same entries, the same effect on packets, and the same order of a plan. They differ in how these are
-//! read and written. The programs' variant writes sets one by one and then the rules, which change with the first and
-//! last entry of a set. The table's variant writes everything that must exist before virtual servers in one transaction
-//! per family, and everything that must be deleted after them in another. Its rules do not depend on entries.
+//! Both have the same entries, the same effect on packets, and the same order of a plan. The programs' variant writes
+//! sets one by one and then the rules, which change with the first and last entry of a set. The table's variant writes
+//! everything that must exist before virtual servers in one transaction per family, and everything that must be deleted
+//! after them in another. Its rules do not depend on entries.
 //!
 //! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup). Records of own
 //! virtual servers are read from both, and guards of those that stay are carried over.
@@ -87,7 +87,6 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
     found
 }
 
-/// The tracked state of rules that the iptables programs write.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
     /// The known capabilities of iptables and the kernel; the largest set before the kernel was read.

@@ -22,11 +22,10 @@ pub struct Capabilities {
     /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`). Without it, two
     /// connections masqueraded at the same moment may get the same port, and one is lost.
     pub random_fully: bool,
-    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it sees no packets from a bridge
-    /// port, so rules have the same effect without the match.
+    /// The match `physdev`. A kernel without it sees no packets from a bridge port, so rules have the same effect.
     pub physdev: bool,
-    /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it, this node's own traffic to load balancers whose
-    /// source ranges exclude it cannot be stopped.
+    /// The match `ipvs`. Without it, this node's own traffic to load balancers whose source ranges exclude it cannot be
+    /// stopped.
     pub ipvs: bool,
 }
 
@@ -37,8 +36,7 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// Smaller sets of capabilities with which rules still work: without one of the optional matches, then without
-    /// both.
+    /// The same without one of the optional matches, then without both.
     pub(crate) fn reduced(self) -> impl Iterator<Item = Capabilities> {
         let ways = [(false, self.ipvs), (self.physdev, false), (false, false)];
         ways.into_iter()
@@ -57,10 +55,8 @@ impl Capabilities {
     }
 }
 
-/// What a family's rules depend on. Equal inputs have equal rules.
-///
-/// Costs O(sets + load balancers that this node may not use), with any number of Services. Compare it with the last one
-/// after each update, and compile rules only when it differs.
+/// What a family's rules depend on. Equal inputs have equal rules. Costs O(sets + load balancers that this node may not
+/// use), with any number of Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
     pub family: Family,
@@ -69,12 +65,9 @@ pub struct Inputs {
     pub filled: BTreeSet<SetKind>,
     /// Load balancers to which this node's own traffic is dropped.
     pub barred: BTreeSet<VirtualServerKey>,
-    /// Whether all traffic to cluster IPs is masqueraded, not only that from outside of this node's pods.
     pub masquerade_all: bool,
     pub pods: PodTraffic,
     pub masquerade_bit: MarkBit,
-    /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load
-    /// balancers that are `barred`.
     pub capabilities: Capabilities,
     /// Whether addresses are bound by routes, or still are. This node's own packets then have its address as source.
     pub by_routes: bool,

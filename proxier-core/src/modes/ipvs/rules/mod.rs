@@ -16,14 +16,9 @@
 //!   Services with `externalTrafficPolicy: Local` are rejected.
 //! * `KUBE-IPVS-OUT-FILTER` exists (as from 1.29). It stops a program on this node that is in none of a load balancer's
 //!   source ranges, although its packets have the load balancer's address as their source.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
-//!   Jumps that exist, each once and in this order, stay, even with other rules between: two programs that both insist
-//!   on the first position would take turns without end. Otherwise all of them move to the front.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted.
 //! * If chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source
 //!   ranges were checked. With kube-proxy none reaches IPVS.
-//! * Nothing is written if the kernel already has the same rules, in any spelling. An unchanged chain keeps its
-//!   counters.
-//! * `KUBE-MARK-MASQ` is removed in a cleanup too, unless another program's rule jumps to it.
 //! * Protocol names are in lower case, which iptables accepts without `/etc/protocols`.
 //!
 //! As with kube-proxy, traffic with a loopback source uses no Service. The sets of TCP and UDP node ports hold ports
@@ -54,10 +49,6 @@ pub struct Rules {
     jumps: Vec<OwnJump>,
 }
 
-/// Makes the rules.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
     let chains = |rows: Vec<tables::Rows>| -> Result<Vec<Chain>, Error> {
         let made = rows.into_iter().map(|(name, rows)| {
@@ -80,32 +71,20 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
 }
 
 impl Rules {
-    /// The chains of a table with their rules, in the order in which they are written; empty for tables other than nat
-    /// and filter.
+    /// The chains of a table, in the order in which they are written; empty for tables other than nat and filter.
     pub fn chains(&self, table: &TableName) -> &[Chain] {
         self.chains.iter().find(|(of, _)| of == table).map_or(&[], |(_, chains)| chains)
     }
 
     /// The changes after which the kernel has these rules; empty if it already does. The sets must exist before the
-    /// transaction is restored.
-    ///
-    /// # Errors
-    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps
-    /// again each time.
+    /// transaction is restored. Fails if a table could not be shown.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
 }
 
-/// Changes for the kernel to have no rules of a proxy, in either family. Removes chains and jumps of a proxy with this
-/// prefix, or with [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode.
-///
-/// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
-/// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. Sets can be destroyed after this, not
-/// before. The kept chains stay with the jumps to them.
-///
-/// # Errors
-/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
+/// Removes chains and jumps of a proxy with this prefix, or with [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode. The
+/// kept chains stay with the jumps to them. Sets can be destroyed after this, not before.
 pub fn cleanup(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges> {
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }

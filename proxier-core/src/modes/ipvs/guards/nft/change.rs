@@ -24,7 +24,6 @@ use crate::ports::{PortErrorKind, SetKey, SetKind, Tables};
 pub struct TableChange {
     pub layout: Arc<Layout>,
     pub fate: Fate,
-    /// Whether this process becomes the table's owner.
     claims: bool,
     chains: Vec<ChainRules>,
 }
@@ -187,9 +186,7 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
     found
 }
 
-/// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` the resulting state. A
-/// table that was just read (`basis`) is changed only in that state: nothing is written if another program has changed
-/// it since.
+/// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` the resulting state.
 ///
 /// A table that is created, or created again, gets all entries that are known to be in the kernel, and the new ones.
 /// Costs O(entries that change) otherwise.

@@ -45,7 +45,6 @@ impl TableContents {
         Some(found)
     }
 
-    /// Whether the table cannot be repaired, only recreated.
     pub(super) fn is_other(&self, layout: &Layout) -> bool {
         let chains = layout.chains();
         let is_wanted = |name: &String| chains.iter().any(|(chain, _)| chain.key.name.as_str() == name);
@@ -71,7 +70,6 @@ pub(crate) fn has_nftables_mode(family: Family, config: &Config, tables: &mut dy
     }
 }
 
-/// An entry in the form that the kernel accepts and returns.
 pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     match (kind, element) {
         (kind, Element::IpPortIp(span, ports, _)) if kind.has_marks() => {

@@ -7,10 +7,10 @@
 //!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
-//! Chains of type `nat` come just before those of iptables, where kube-proxy puts its own first. `output` drops before
-//! IPVS, while the packet still has the load balancer's address as destination (an iptables rule would need the match
-//! `ipvs`). IPVS forwards a packet through hook `output`, where chains of type `nat` do not see it again. The mark set
-//! in the first hook tells `postrouting` what to do, as with kube-proxy.
+//! Chains of type `nat` come just before those of iptables. `output` drops before IPVS, while the packet still has the
+//! load balancer's address as destination (an iptables rule would need the match `ipvs`). IPVS forwards a packet through
+//! hook `output`, where chains of type `nat` do not see it again. So the mark set in the first hook tells `postrouting`
+//! what to do, as with kube-proxy.
 //!
 //! IPVS compares the whole mark of a packet with those of its virtual servers. So the marks that split clients outside
 //! from those inside ([`SetKind::LocalSplit`]) are set last before IPVS and removed first behind it. No other program's
@@ -21,7 +21,7 @@
 //! plugins match every local address, and addresses of Services are local. Here the destination is translated to
 //! itself: later chains of type `nat` do not see a connection that has a translation. An address that is not of this
 //! host, since another proxy has removed the device, is left to those programs. `ACCEPT` in table filter has no
-//! counterpart: no chain of nf_tables can overrule another table's drop.
+//! counterpart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,6 @@ use crate::pack::Gather as _;
 use crate::ports::SetKind;
 use crate::service::NodeFacts;
 
-/// Chain: keeps the destination of a connection.
 pub(super) const KEEP: &str = "keep-destination";
 const SERVICES: &str = "services";
 const NODE_PORT: &str = "node-port";
@@ -74,7 +73,6 @@ pub struct Layout {
     pub(super) by_routes: bool,
     /// Networks that are local as a whole. Packets in them that no Service serves are refused.
     pub(crate) guarded_networks: BTreeSet<Network>,
-    /// The sets, without their elements.
     pub(super) sets: BTreeMap<SetKind, Set>,
 }
 
@@ -144,7 +142,6 @@ impl Layout {
         self.in_set(self.rule(), kind)
     }
 
-    /// Compares whether a source or destination is an address of this host.
     fn is_local(rule: RuleBuilder, flags: FibFlags, op: CmpOp) -> RuleBuilder {
         rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
     }

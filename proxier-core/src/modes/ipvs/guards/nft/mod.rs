@@ -190,10 +190,7 @@ pub(crate) fn marked(
 }
 
 /// Has the kernel check each family's table with every set, chain and rule that this variant writes, without creating
-/// any. The kernel loads the modules that it needs for that.
-///
-/// # Errors
-/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
+/// any. The kernel loads the modules that it needs for that. An error names what it lacks.
 pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
@@ -207,8 +204,7 @@ pub fn trials(
     })
 }
 
-/// Removes the tables of both families, configured or not, and nothing else. A missing table, or a kernel without
-/// nf_tables, counts as done.
+/// Removes the tables of both families, configured or not.
 pub(crate) fn cleanup(config: &Config, tables: &mut dyn TablesPort, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         let table = table(family, &config.names);
