@@ -40,10 +40,6 @@ pub(crate) struct FlowtableChange {
 }
 
 impl Whole for FlowtableChange {
-    fn kind(&self) -> (Part, Action) {
-        (self.step.part, self.step.action)
-    }
-
     fn step(&self) -> Step {
         self.step.clone()
     }

@@ -39,9 +39,6 @@ pub(crate) enum Operation<'a> {
 
 /// One write that changes many objects: a transaction of a table, or a restore of rules.
 pub(crate) trait Whole {
-    /// Kind of object, and verb, of [`Whole::step`].
-    fn kind(&self) -> (Part, Action);
-
     fn step(&self) -> Step;
 }
 
@@ -92,7 +89,10 @@ impl Operation<'_> {
             Operation::Route(action, ..) => (Part::Route, action),
             Operation::Listener(action, ..) => (Part::Listener, action),
             Operation::Frontend(action, ..) => (Part::Frontend, action),
-            Operation::Whole(whole) => whole.kind(),
+            Operation::Whole(whole) => {
+                let Step { part, action, .. } = whole.step();
+                (part, action)
+            }
             Operation::Flows(..) => (Part::Flows, Action::Delete),
         }
     }

@@ -165,10 +165,6 @@ impl FamilyPlan {
 }
 
 impl Whole for FamilyPlan {
-    fn kind(&self) -> (Part, Action) {
-        (Part::Rules, Action::Change)
-    }
-
     fn step(&self) -> Step {
         let text: String = self.transactions.iter().map(Transaction::to_string).collect();
         let count = text.lines().filter(|line| !line.starts_with('*') && *line != "COMMIT").count();

@@ -243,10 +243,6 @@ impl Work for Plan {
 }
 
 impl Whole for RulesChange {
-    fn kind(&self) -> (Part, Action) {
-        (Part::Rules, Action::Change)
-    }
-
     fn step(&self) -> Step {
         let step = Step::new(Action::Change, Part::Rules, self.family.name());
         let step = step.with(format_args!("{} lines differ", self.changes.lines.len()));

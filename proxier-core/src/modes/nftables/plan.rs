@@ -316,10 +316,6 @@ impl Work for NftablesPlan {
 }
 
 impl Whole for TablePlan {
-    fn kind(&self) -> (Part, Action) {
-        (Part::Table, self.fate.action())
-    }
-
     fn step(&self) -> Step {
         let names: Vec<&str> = self.chain_names().into_iter().collect();
         table::step(&self.layout.table, self.fate, &names)

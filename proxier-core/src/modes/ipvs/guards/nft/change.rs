@@ -16,7 +16,7 @@ use crate::modes::shared::table::{
 };
 use crate::pack::Gather as _;
 use crate::plan::operation::Whole;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::{Action, Step};
 use crate::ports::{PortErrorKind, SetKey, SetKind, Tables};
 
 /// Changes of a family's table besides its elements.
@@ -150,10 +150,6 @@ impl TableChange {
 }
 
 impl Whole for TableChange {
-    fn kind(&self) -> (Part, Action) {
-        (Part::Table, self.fate.action())
-    }
-
     fn step(&self) -> Step {
         let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
         table::step(&self.layout.table, self.fate, &names)
