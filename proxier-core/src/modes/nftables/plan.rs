@@ -277,14 +277,9 @@ impl table::Changes for TablePlan {
         (transaction, of_elements)
     }
 
-    fn part(&self, (set, _): (SetName, Action), element: usize) -> Option<FrontendKey> {
-        frontend_of(set, &self.add.get(&set)?.get(element)?.key, self.layout.family)
-    }
-
-    fn parts(&self, (set, _): (SetName, Action)) -> Vec<FrontendKey> {
+    fn parts(&self, (set, _): (SetName, Action)) -> impl Iterator<Item = Option<FrontendKey>> {
         let elements = self.add.get(&set).into_iter().flat_map(|elements| elements.iter());
-        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family));
-        keys.gather::<BTreeSet<_>>().into_iter().collect()
+        elements.map(move |element| frontend_of(set, &element.key, self.layout.family))
     }
 
     /// Leaves Frontends unchanged, with all their elements; without any if a chain is deleted, which may be theirs.

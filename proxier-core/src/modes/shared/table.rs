@@ -2,7 +2,7 @@
 //! transaction based on the state that was read. It is repeated without the parts that the kernel refuses.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, Element, Expression, Family as NftFamily, Hook, Operand, Priority, Rule,
@@ -13,6 +13,7 @@ use super::frontends::search;
 use super::nft::{OWNED, is_marked, is_of_an_element, is_of_the_state, made_by_others, name};
 use crate::config::Config;
 use crate::net::Family;
+use crate::pack::Gather as _;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Result, Tables};
 
@@ -304,17 +305,15 @@ pub(crate) type LabelledTransaction<S> = (Transaction, BTreeMap<usize, (S, Actio
 pub(crate) trait Changes: Clone {
     type Set: Copy + PartialEq;
     /// A part: an element, or everything that belongs to it.
-    type Part: Clone;
+    type Part: Clone + Ord;
 
     /// The table, if it is created, and must not exist before.
     fn new_table(&self) -> Option<&TableKey>;
 
     fn outgoing(&self) -> LabelledTransaction<Self::Set>;
 
-    /// The part of an element, by its index in the operation; `None` if it belongs to none.
-    fn part(&self, operation: (Self::Set, Action), element: usize) -> Option<Self::Part>;
-
-    fn parts(&self, operation: (Self::Set, Action)) -> Vec<Self::Part>;
+    /// The part of each element of an operation; `None` for one that belongs to none.
+    fn parts(&self, operation: (Self::Set, Action)) -> impl Iterator<Item = Option<Self::Part>>;
 
     /// Removes parts everywhere, in this set or wherever they have elements.
     fn leave_out(&mut self, set: Self::Set, parts: &[Self::Part]);
@@ -352,10 +351,11 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
             let (set, action) = of_elements.get(&number).copied()?;
             let part = match element {
-                Some(element) => changes.part((set, action), element)?,
+                Some(element) => changes.parts((set, action)).nth(element)??,
                 None if is_of_an_element(&error) => {
-                    let suspects = changes.parts((set, action));
-                    search(suspects, &mut checks, |without| passes(&*changes, set, without, tables))?
+                    let suspects: BTreeSet<C::Part> = changes.parts((set, action)).flatten().gather();
+                    let passes = |without: &[C::Part]| passes(&*changes, set, without, tables);
+                    search(suspects.into_iter().collect(), &mut checks, passes)?
                 }
                 None => return None,
             };

@@ -42,12 +42,6 @@ pub(super) struct EntryChanges<'a> {
     pub(super) add: Entries,
 }
 
-impl EntryChanges<'_> {
-    fn entries(&self, (kind, action): (SetKind, Action)) -> Option<&Vec<Element>> {
-        if action == Action::Delete { &self.delete } else { &self.add }.get(&kind)
-    }
-}
-
 impl Changes for EntryChanges<'_> {
     type Set = SetKind;
     type Part = (SetKind, Element);
@@ -76,12 +70,9 @@ impl Changes for EntryChanges<'_> {
         (transaction, of_elements)
     }
 
-    fn part(&self, operation: (SetKind, Action), element: usize) -> Option<Self::Part> {
-        Some((operation.0, self.entries(operation)?.get(element)?.clone()))
-    }
-
-    fn parts(&self, operation: (SetKind, Action)) -> Vec<Self::Part> {
-        self.entries(operation).into_iter().flatten().map(|element| (operation.0, element.clone())).collect()
+    fn parts(&self, (kind, action): (SetKind, Action)) -> impl Iterator<Item = Option<Self::Part>> {
+        let entries = if action == Action::Delete { &self.delete } else { &self.add };
+        entries.get(&kind).into_iter().flatten().map(move |element| Some((kind, element.clone())))
     }
 
     fn leave_out(&mut self, set: SetKind, parts: &[Self::Part]) {
