@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use nftables::Set;
+use nftables::{Element, Set};
 
 use super::layout::Layout;
 use super::lower::{Item, SetName, Treatment, concat, lower, sorted};
@@ -14,8 +14,7 @@ use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, toggle};
 use crate::modes::shared::table::{ChainRules, Layout as _, Shape};
 use crate::net::{Family, FrontendKey};
-use crate::pack::Gather as _;
-use crate::pack::{pack, put};
+use crate::pack::{Gather as _, pack, put};
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
 /// An update costs O(changed Services). Elements are not stored: those of a Frontend follow from it ([`lower`]).
@@ -76,8 +75,10 @@ impl Need {
     pub(super) fn item(&self) -> Option<Item> {
         match *self {
             Need::Chain(..) | Need::Clients(..) => None,
-            Need::ClusterIp(address) => Some(Item::new(SetName::ClusterIps, address.into())),
-            Need::Hairpin(address) => Some(Item::new(SetName::Hairpins, concat(&[address.into(), address.into()]))),
+            Need::ClusterIp(address) => Some((SetName::ClusterIps, Element::value(address))),
+            Need::Hairpin(address) => {
+                Some((SetName::Hairpins, Element::value(concat(&[address.into(), address.into()]))))
+            }
         }
     }
 }
@@ -292,8 +293,8 @@ impl Index {
         let none = Slots::default();
         let items = before.flat_map(|frontend| lower(frontend, self.written.get(&frontend.key).unwrap_or(&none)));
         let items = items.chain(gone.filter_map(Need::item));
-        for item in items {
-            elements.entry(item.set).or_default().push(item.into_element());
+        for (set, element) in items {
+            elements.entry(set).or_default().push(element);
         }
         let elements = elements.into_iter().map(|(set, elements)| (set, sorted(elements))).gather();
         Observed { elements, shape, is_other: false }
@@ -355,7 +356,7 @@ mod tests {
         assert_eq!(index.over_limit, all[8..].iter().map(|one| one.key).collect());
         let chains = index.chains(Family::V4).count();
         // Further ones are served without.
-        let draws = index.lower(&all[9]).into_iter().filter(|item| item.set == SetName::Draws).count();
+        let draws = index.lower(&all[9]).into_iter().filter(|(set, _)| *set == SetName::Draws).count();
         assert_eq!((chains, draws), (8 * 1025 + 1, 0));
         // A full pass has nothing to try, before there is room again.
         assert!(!index.may_admit());

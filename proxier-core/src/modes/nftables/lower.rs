@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use nftables::{Element, ElementData, ElementKey, L4Protocol, Value, Verdict};
+use nftables::{Element, ElementKey, L4Protocol, Value, Verdict};
 
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
 use super::slots::{Slots, by_client};
@@ -81,28 +81,8 @@ impl SetName {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub(crate) struct Item {
-    /// Set or map of the element.
-    pub set: SetName,
-    /// Key of the element.
-    pub key: ElementKey,
-    /// Value, in a map.
-    pub data: Option<ElementData>,
-}
-
-impl Item {
-    pub(super) fn new(set: SetName, key: Value) -> Self {
-        Item { set, key: ElementKey::Value(key), data: None }
-    }
-
-    pub(super) fn into_element(self) -> Element {
-        let mut element = Element::new(self.key);
-        element.data = self.data;
-        element
-    }
-}
+/// An element, and its set or map.
+pub(crate) type Item = (SetName, Element);
 
 /// The elements of a set, sorted by key.
 pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
@@ -229,31 +209,29 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     let key = &frontend.key;
     let treatment = Treatment::from_frontend(frontend, slots);
     let mut items = Vec::new();
-    let at = |set| Item::new(set, with(key, &[]));
+    let element = |more: &[Value]| Element::value(with(key, more));
     items.extend(treatment.first().map(|first| match first {
-        SharedChain::Pick(pick) if pick.has_set() => at(SetName::Picked(pick)),
-        first => Item { data: Some(ElementData::Verdict(Verdict::Goto(name(first)))), ..at(SetName::Services) },
+        SharedChain::Pick(pick) if pick.has_set() => (SetName::Picked(pick), element(&[])),
+        first => (SetName::Services, element(&[]).verdict(Verdict::Goto(name(first)))),
     }));
     for pick in treatment.picks() {
         let (is_local, slots) = (pick.is_local, slots.of(frontend, pick.is_local));
         for (slot, to) in slots.with_endpoints() {
-            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(slot_number(is_local, slot))]));
-            item.data = Some(ElementData::Value(concat(&endpoint(to))));
-            items.push(item);
+            let slot = element(&[Value::mark(slot_number(is_local, slot))]);
+            items.push((SetName::Endpoints, slot.maps_to(concat(&endpoint(to)))));
         }
         if let Draw::Sticky(_) = pick.draw {
-            items.extend(slots.draws().into_iter().map(|(draw, slot)| {
-                Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))
-            }));
+            let draw = |(draw, slot)| (SetName::Draws, element(&[Value::mark(ticket(is_local, slot, draw))]));
+            items.extend(slots.draws().into_iter().map(draw));
         }
     }
     items.extend(treatment.nowhere.map(|nowhere| match nowhere {
-        Nowhere::Reject => at(SetName::Rejected),
-        Nowhere::Drop => at(SetName::Dropped),
+        Nowhere::Reject => (SetName::Rejected, element(&[])),
+        Nowhere::Drop => (SetName::Dropped, element(&[])),
     }));
     // Without any endpoint all clients are rejected, from any source.
     if let Some(ranges) = frontend.source_ranges.as_deref().filter(|_| treatment.nowhere != Some(Nowhere::Reject)) {
-        items.push(at(SetName::Guarded));
+        items.push((SetName::Guarded, element(&[])));
         items.extend(allowed(frontend, ranges));
     }
     items
@@ -270,8 +248,6 @@ fn allowed(frontend: &Frontend, ranges: &[Network]) -> impl Iterator<Item = Item
     let of_family = networks.into_iter().filter(|range| Family::of(range.addr()) == key.family()).collect();
     Network::aggregate(&of_family).into_iter().map(move |range| {
         let at = |source: IpAddr| with(&key, &[source.into()]);
-        let (first, last) = (range.network(), range.broadcast());
-        let key = ElementKey::range(at(first), at(last));
-        Item { set: SetName::Allowed, key, data: None }
+        (SetName::Allowed, Element::range(at(range.network()), at(range.broadcast())))
     })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nftables::{ChainKey, Element, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
-use super::lower::{Item, SetName, place, sorted, with};
+use super::lower::{SetName, place, sorted, with};
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
@@ -33,7 +33,11 @@ impl Observed {
         let is_other = shape.is_other(layout);
         let elements = elements.into_iter().filter_map(|(name, elements)| {
             let set = SetName::by_name(&name)?;
-            let bare = |element: Element| Item { set, key: element.key, data: element.data }.into_element();
+            let bare = |Element { key, data, .. }| {
+                let mut element = Element::new(key);
+                element.data = data;
+                element
+            };
             Some((set, sorted(elements.into_iter().map(bare).collect())))
         });
         Some(Observed { elements: elements.gather(), shape, is_other })

@@ -86,14 +86,14 @@ impl TablePlan {
         let mut sets: BTreeSet<&str> = sets.filter(|name| !is_fixed(name)).gather();
         let mut there: BTreeMap<&str, &Vec<Rule>> =
             before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).gather();
-        let mut compare = |plan: &mut TablePlan, item: Item| {
-            let place = before.elements.get(&item.set).and_then(|elements| place(elements, &item.key));
-            match place.and_then(|place| elements.get_mut(&item.set)?.get_mut(place)?.take()) {
-                Some(element) if element.data == item.data => return false,
-                Some(_) => plan.delete(item.set, item.key.clone()),
+        let mut compare = |plan: &mut TablePlan, (set, element): Item| {
+            let place = before.elements.get(&set).and_then(|elements| place(elements, &element.key));
+            match place.and_then(|place| elements.get_mut(&set)?.get_mut(place)?.take()) {
+                Some(there) if there.data == element.data => return false,
+                Some(_) => plan.delete(set, element.key.clone()),
                 None => {}
             }
-            plan.add(item);
+            Arc::make_mut(plan.add.entry(set).or_default()).push(element);
             true
         };
         let mut differing = Vec::new();
@@ -151,10 +151,6 @@ impl TablePlan {
             }
         }
         plan
-    }
-
-    fn add(&mut self, item: Item) {
-        Arc::make_mut(self.add.entry(item.set).or_default()).push(item.into_element());
     }
 
     fn delete(&mut self, set: SetName, key: ElementKey) {
@@ -233,14 +229,6 @@ impl TablePlan {
         let has_sets = !self.sets.is_empty() || !self.delete_sets.is_empty();
         self.fate != Fate::Keep || self.claims || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
     }
-
-    /// The names of chains that are created, get other rules, or are deleted; and of sets if only they are.
-    pub(super) fn chain_names(&self) -> BTreeSet<&str> {
-        let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
-        let sets = self.sets.iter().map(|set| set.key.name.as_str());
-        let gone = self.delete_chains.iter().chain(&self.delete_sets).map(String::as_str);
-        made.chain(sets).chain(gone).gather()
-    }
 }
 
 impl table::Changes for TablePlan {
@@ -312,8 +300,11 @@ impl Work for NftablesPlan {
 
 impl Whole for TablePlan {
     fn step(&self) -> Step {
-        let names: Vec<&str> = self.chain_names().into_iter().collect();
-        table::step(&self.layout.table, self.fate, &names)
+        let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
+        let sets = self.sets.iter().map(|set| set.key.name.as_str());
+        let gone = self.delete_chains.iter().chain(&self.delete_sets).map(String::as_str);
+        let names: BTreeSet<&str> = made.chain(sets).chain(gone).gather();
+        table::step(&self.layout.table, self.fate, &names.into_iter().collect::<Vec<_>>())
     }
 }
 
