@@ -46,7 +46,6 @@
 
 mod count;
 mod diff;
-mod inspect;
 mod lines;
 mod mode;
 pub(crate) mod names;
@@ -59,8 +58,8 @@ mod spelling;
 mod trial;
 mod wanted;
 
-pub use inspect::{inspect, list_frontends};
 pub(crate) use mode::Mode;
+pub use observed::{inspect, list_frontends};
 pub(crate) use remove::removal;
 pub(crate) use remove::{remove_counters, served};
 pub(crate) use settings::Settings;

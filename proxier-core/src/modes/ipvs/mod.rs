@@ -18,7 +18,6 @@ mod insides {
     pub mod diff;
     pub mod drain;
     pub mod guards;
-    pub(super) mod inspect;
     pub mod lower;
     pub(super) mod mode;
     pub mod observed;
@@ -40,7 +39,7 @@ pub use insides::*;
 
 pub use insides::drain::{Draining, Policy};
 pub use insides::guards::{Choice, choose, dropping_input, marks, trials};
-pub(crate) use insides::inspect::inspect;
+pub(crate) use insides::reading::inspect;
 pub use insides::reading::{device_addresses, has_device};
 pub use insides::rules::Capabilities;
 pub use insides::state::IpvsOptions;

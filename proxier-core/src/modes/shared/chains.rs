@@ -252,9 +252,13 @@ pub(crate) trait OwnChains {
     /// The chain that marks packets: container runtimes use it, so it keeps its rules while a foreign rule jumps to it.
     fn mark(&self) -> String;
 
-    fn is_same_chain(&self, table: &TableName, there: &Chain, desired: &Chain) -> bool;
+    fn is_same_chain(&self, _table: &TableName, there: &Chain, desired: &Chain) -> bool {
+        there.same_rules(&desired.rules)
+    }
 
-    fn is_same_rule(&self, there: &Rule, desired: &Rule, comments: bool) -> bool;
+    fn is_same_rule(&self, there: &Rule, desired: &Rule, _comments: bool) -> bool {
+        there.same_as(desired)
+    }
 }
 
 /// A rule of a built-in chain that jumps to a chain of this proxy.

@@ -1,4 +1,4 @@
-//! Reads the kernel: first the tables, then what their differences from the desired state require.
+//! Reads the kernel: first the tables, then what their differences from the desired state require; and for display.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,9 +9,10 @@ use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::{Config, KernelNames};
 use crate::modes::Pass;
+use crate::modes::inspection::{Inspection, TrafficCounters};
 use crate::modes::ipvs::diff::diff;
 use crate::modes::ipvs::drain::Drains;
-use crate::modes::ipvs::guards::{Guards, Programs};
+use crate::modes::ipvs::guards::{Guards, Programs, nft};
 use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::{Contents, Observed};
 use crate::modes::ipvs::plan::{Phase, Plan, RulesChange};
@@ -20,7 +21,8 @@ use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::{EVERYTHING, Wanted};
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
-use crate::net::Family;
+use crate::net::{Family, FrontendKey};
+use crate::plan::operation::{ShownReal, ShownVirtual};
 use crate::plan::report::{Report, Unread};
 use crate::ports::{Ipvs, Links, LocalNetworks, PortError, Ports, Result, RouteOwner, Rules};
 use crate::snapshot::HostAddresses;
@@ -104,9 +106,6 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
 }
 
 /// The IPVS timeouts that differ.
-///
-/// # Errors
-/// If they could not be read.
 pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
     let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
     if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {
@@ -119,9 +118,6 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
     update.udp_secs = asked(wanted.udp_secs).filter(|secs| *secs != there.udp_secs);
     Ok((update != TimeoutsUpdate::default()).then_some(update))
 }
-
-#[cfg(all(test, feature = "testing"))]
-mod tests;
 
 /// The real servers of a virtual server, or why they could not be listed.
 pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>>);
@@ -172,7 +168,7 @@ pub(super) fn inputs(mode: &Mode, programs: &Programs, pass: Pass<'_>, family: F
     inputs
 }
 
-/// Reads a family's rules, unless the kernel is known to have the required ones, and adds their changes to the plan.
+/// Reads a family's rules, unless the kernel is known to have the required ones.
 fn read_rules(
     mode: &Mode,
     programs: &Programs,
@@ -199,7 +195,6 @@ fn read_rules(
     Ok(())
 }
 
-/// Adds the changes from a family's rules to those that follow from `inputs`.
 fn plan_rules(programs: &Programs, inputs: &rules::Inputs, dump: &iptables::Dump, plan: &mut Plan) -> Result<()> {
     let family = inputs.family;
     let changes =
@@ -227,4 +222,137 @@ fn has_same_rules(mode: &Mode, programs: &Programs, family: Family) -> bool {
     let changed = mode.recorded.changed.entries.iter().any(|(set, _)| set.family == family);
     let is_known = programs.rules.contains_key(&family) && !programs.retry.contains_key(&family);
     !changed && !mode.new_facts && is_known
+}
+
+/// The virtual server with its real servers; that of outside clients, if separate; and how the address is bound to this
+/// host. The sets and rules that masquerade and guard are not checked.
+pub(crate) fn inspect(
+    key: &FrontendKey,
+    is_outside: bool,
+    config: &Config,
+    ports: &mut Ports<'_>,
+) -> Result<Inspection> {
+    let mut inspection = Inspection::default();
+    let names = &config.names;
+    let marked = if config.splits_local() { nft::marked(key, config, ports.tables)? } else { None };
+    // The number of the mark differs from node to node.
+    let (virtual_key, name) = match marked {
+        Some(server) if is_outside => (server, format!("virtual server of clients outside of {key}")),
+        _ => (VirtualServerKey::from(*key), format!("virtual server {key}")),
+    };
+    let snapshot = ports.ipvs.snapshot()?;
+    let mut entries = snapshot.entries.into_iter();
+    if let Some(entry) = entries.find(|entry| entry.virtual_server.server.key == virtual_key) {
+        let stats = entry.virtual_server.stats;
+        inspection.counters = Some(TrafficCounters {
+            connections: stats.connections,
+            packets: Some((stats.packets_in, stats.packets_out)),
+        });
+        inspection.parts.insert(name, ShownVirtual(&entry.virtual_server.server).to_string());
+        for real in &entry.real_servers {
+            let name = format!("real server {}", real.server.key);
+            if real.server.config.weight.get() == 0 {
+                inspection.leaving.insert(name.clone());
+            }
+            inspection.parts.insert(name, ShownReal(&real.server).to_string());
+        }
+    }
+    let host = ports.links.addresses()?;
+    let mut ways = Vec::new();
+    if device_addresses(&host, names).any(|address| address == key.address) {
+        ways.push(format!("bound to {}", names.device));
+    }
+    let routes = ports.routes.networks(RouteOwner::Ipvs)?;
+    ways.extend(routes.keys().filter(|network| network.contains(&key.address)).map(|of| format!("route of {of}")));
+    if !ways.is_empty() {
+        inspection.parts.insert(format!("local address {}", key.address), ways.join(" and "));
+    }
+    Ok(inspection)
+}
+
+#[cfg(all(test, feature = "testing"))]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use ipvs::Operation;
+    use ipvs::fake::FakeIpvs;
+    use ipvs::model::{Scheduler, Timeouts, VirtualServer, VirtualServerConfig};
+
+    use super::*;
+    use crate::modes::ipvs::observed::entry_of;
+    use crate::modes::ipvs::wanted::Index;
+    use crate::ports::{ItemFailures, SetKey, SetKind};
+    use crate::service::Desired;
+
+    /// Virtual servers that a disturbed read returns, those in the kernel, and the calls that read them.
+    struct Kernel(Vec<VirtualServerKey>, Vec<VirtualServerKey>, Vec<&'static str>);
+
+    fn snapshot(keys: &[VirtualServerKey]) -> Snapshot {
+        let mut client = FakeIpvs::new().client().unwrap();
+        for key in keys {
+            let config = VirtualServerConfig::new(Scheduler::RoundRobin);
+            client.add_virtual_server(&VirtualServer { key: *key, config }).unwrap();
+        }
+        client.snapshot().unwrap()
+    }
+
+    impl Ipvs for Kernel {
+        fn snapshot(&mut self) -> Result<Snapshot> {
+            self.2.push("all");
+            Ok(snapshot(&self.1))
+        }
+
+        fn snapshot_once(&mut self) -> Result<Snapshot> {
+            self.2.push("once");
+            Ok(snapshot(&self.0))
+        }
+
+        fn is_still(&mut self, _: &Snapshot) -> Result<bool> {
+            self.2.push("still");
+            Ok(self.0 == self.1)
+        }
+
+        fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
+            panic!("{key}")
+        }
+
+        fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
+            panic!("{operations:?}")
+        }
+
+        fn timeouts(&mut self) -> Result<Timeouts> {
+            panic!()
+        }
+
+        fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
+            panic!("{timeouts:?}")
+        }
+    }
+
+    #[test]
+    fn virtual_servers_are_read_again_if_a_gap_would_matter() {
+        let (config, desired) = (Config::default(), Desired::new());
+        let index = Index::new(&config);
+        let served: VirtualServerKey = "TCP 10.0.0.1:80".parse().unwrap();
+        let (record, entry) = entry_of(&served, SetKind::NodePortServed).unwrap();
+        // With nothing desired. Recorded ones are this proxy's.
+        for (is_shown, is_there, is_recorded, is_settled, looks) in [
+            (false, false, false, true, &["once"][..]),
+            (true, true, false, true, &["once"]),
+            (false, true, true, true, &["once", "still", "all"]),
+            (true, true, true, true, &["once", "still"]),
+            (false, true, false, false, &["once", "still", "all"]),
+            (false, false, false, false, &["once", "still"]),
+        ] {
+            let keys = |is_there: bool| is_there.then_some(served).into_iter().collect();
+            let mut kernel = Kernel(keys(is_shown), keys(is_there), Vec::new());
+            let sets = config.families.iter().flat_map(SetKey::all).map(|set| (set, BTreeSet::new()));
+            let mut observed = Observed { sets: sets.collect(), ..Observed::default() };
+            observed.sets.entry(record).or_default().extend(is_recorded.then(|| entry.clone()));
+            read_virtual_servers(&mut kernel, &config, &index.wanted(&desired), is_settled, &mut observed).unwrap();
+            let row = format!("{is_shown} {is_there} {is_recorded} {is_settled}");
+            assert_eq!((observed.virtual_servers.len(), &*kernel.2), (usize::from(is_there), looks), "{row}");
+        }
+    }
 }
