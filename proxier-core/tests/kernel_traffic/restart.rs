@@ -95,8 +95,6 @@ impl Manifests {
 fn new_cluster() -> Cluster {
     let mut options = options(&json!({}));
     options.ipvs.drain.deadline = Some(Duration::from_secs(2));
-    options.ipvs.drain.first_poll = Duration::from_millis(100);
-    options.ipvs.drain.poll = Duration::from_millis(500);
     // Shorter than the time until clients use a port again.
     options.ipvs.timeouts.udp_secs = Some(30);
     Cluster::new(options)

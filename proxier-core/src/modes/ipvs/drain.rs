@@ -18,13 +18,6 @@ pub struct Policy {
     ///
     /// A new process does not know how long a real server has drained, and waits the full time again.
     pub deadline: Option<Duration>,
-    /// Time from weight 0 to the first check of a real server's connections. Default 1 s; at least 10 ms.
-    ///
-    /// The pause doubles with each check that finds connections, up to `poll`. It restarts when another real server of
-    /// the same virtual server starts to drain.
-    pub first_poll: Duration,
-    /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
-    pub poll: Duration,
     /// Protocols whose real servers drain; those of other protocols are deleted at once. Default TCP, as with
     /// kube-proxy. In any case, a real server of TCP or UDP keeps its connections, without a deadline, as long as its
     /// endpoint serves. This holds even if hints or policies select other endpoints or the endpoint is being stopped.
@@ -36,24 +29,16 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Policy {
-            deadline: Some(Duration::from_secs(15 * 60)),
-            first_poll: Duration::from_secs(1),
-            poll: Duration::from_secs(60),
-            protocols: BTreeSet::from([Protocol::Tcp]),
-        }
+        Policy { deadline: Some(Duration::from_secs(15 * 60)), protocols: BTreeSet::from([Protocol::Tcp]) }
     }
 }
 
-impl Policy {
-    /// Shortest pause: 10 ms.
-    #[doc(hidden)]
-    pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
+/// Time from weight 0 to the first check of connections. The pause doubles with each check that finds some, and restarts
+/// when another real server of the same virtual server starts to drain.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-    fn first_pause(&self) -> Duration {
-        self.first_poll.max(Self::SHORTEST_POLL)
-    }
-}
+/// The longest pause between two checks: kube-proxy's only one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The draining real servers of a virtual server after a check. Each list is sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,11 +129,11 @@ impl Drains {
             return false;
         }
         let deadline = self.policy.deadline.and_then(|deadline| now.checked_add(deadline));
-        let pause = self.policy.first_pause();
-        let check_at = now.saturating_add(pause);
-        let watch = self.watches.entry(key).or_insert_with(|| Watch { servers: BTreeMap::new(), check_at, pause });
+        let check_at = now.saturating_add(FIRST_PAUSE);
+        let new = || Watch { servers: BTreeMap::new(), check_at, pause: FIRST_PAUSE };
+        let watch = self.watches.entry(key).or_insert_with(new);
         watch.servers.insert(real, Drain { since: now, serves: false, deadline, is_over: false, connections: None });
-        watch.pause = pause;
+        watch.pause = FIRST_PAUSE;
         watch.check_at = watch.check_at.min(check_at);
         true
     }
@@ -237,7 +222,7 @@ impl Drains {
                 verdicts.takes_connections.extend((weight != Weight::DRAIN).then_some(*real));
             }
         }
-        watch.pause = watch.pause.saturating_mul(2).min(self.policy.poll).max(self.policy.first_pause());
+        watch.pause = watch.pause.saturating_mul(2).min(LONGEST_PAUSE);
         watch.check_at = now.saturating_add(watch.pause);
         for real in &verdicts.vanished {
             self.forget(key, real);
