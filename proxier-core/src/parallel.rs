@@ -55,15 +55,8 @@ pub(crate) fn map_parts<T: Sync, U: Send>(
     std::iter::once(first).chain(rest).collect()
 }
 
-/// Frees a value in another thread, for values that take milliseconds. If no thread can be started it is freed here.
-pub(crate) fn free<T: Send + 'static>(value: T) {
-    drop(thread::Builder::new().spawn(move || drop(value)));
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use super::*;
 
     const WORTH_A_THREAD: usize = 100;
@@ -81,13 +74,5 @@ mod tests {
         let items: Vec<usize> = (0..4 * WORTH_A_THREAD).collect();
         let run = || map_parts(&items, WORTH_A_THREAD, |part| assert_ne!(part.last(), items.last()));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
-    }
-
-    #[test]
-    fn values_freed_on_another_thread_are_freed() {
-        let (sender, receiver) = mpsc::channel::<()>();
-        free(sender);
-        // Disconnected: the value was dropped.
-        assert!(receiver.recv().is_err());
     }
 }

@@ -18,7 +18,6 @@ use crate::modes::shared::frontends::losing;
 use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Plan, Work};
 use crate::net::{ByFamily, Family, FrontendKey};
 use crate::pack::Gather as _;
-use crate::parallel;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
@@ -27,9 +26,6 @@ use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
-
-/// Freeing a plan with more lines takes at least a millisecond.
-const LARGE: usize = 5_000;
 
 #[expect(
     clippy::struct_excessive_bools,
@@ -550,9 +546,6 @@ impl modes::Mode for Mode {
         self.left = self.generation_after(&plan, &written, ports.rules);
         applied.lacks.extend(self.lack.take());
         report.rule_counts = self.rule_counts(&written);
-        if plan.families.iter().flat_map(|family| &family.transactions).any(|part| part.line_count() > LARGE) {
-            parallel::free(plan);
-        }
         let is_done = |family: &Family| written.iter().any(|of| of.family == *family && of.is_done);
         let unwritten = Family::ALL.into_iter().filter(|family| !is_done(family)).collect();
         Outcome { applied, read_again: surprised, unwritten, ..Outcome::default() }

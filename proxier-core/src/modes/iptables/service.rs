@@ -6,10 +6,8 @@
 //!               └──▶ KUBE-FW-…  ──▶ KUBE-EXT-…                            load balancer with source ranges
 //! ```
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::LazyLock;
 
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
@@ -243,12 +241,6 @@ impl ServiceLowering<'_> {
 }
 
 /// The probability of one of `left` endpoints, as kube-proxy prints it.
-fn probability(left: usize) -> Cow<'static, str> {
-    /// Texts for as many endpoints as most Services have. Otherwise each rule would print its own.
-    static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
-    fn print(left: u32) -> String {
-        format!("{:.10}", 1.0 / f64::from(left))
-    }
-    let few = FEW.get(left).map(|text| Cow::Borrowed(text.as_str()));
-    few.unwrap_or_else(|| print(u32::try_from(left).unwrap_or(u32::MAX)).into())
+fn probability(left: usize) -> String {
+    format!("{:.10}", 1.0 / f64::from(u32::try_from(left).unwrap_or(u32::MAX)))
 }
