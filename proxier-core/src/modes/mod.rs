@@ -192,9 +192,7 @@ impl Facts {
         abilities: Abilities::None,
         ..Facts::IPVS
     };
-}
 
-impl Facts {
     /// Whether it follows policy in annotations of Services, EndpointSlices and Nodes. Other modes do exactly what
     /// kube-proxy's do.
     pub fn follows_policy(&self) -> bool {

@@ -88,13 +88,9 @@ impl RandomFully {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The family.
     pub family: Family,
-    /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
-    /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// Detection of pod traffic.
     pub pod_traffic: PodTraffic,
     /// Addresses that serve node ports; `None` for all of this host, including later ones.
     pub node_ports_on: Option<Vec<IpAddr>>,
@@ -103,7 +99,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of a family.
     pub fn new(family: Family, facts: &NodeFacts, options: IptablesOptions) -> Self {
         let config = facts.config();
         let named = config.node_port_addresses.networks(family);

@@ -89,8 +89,16 @@ pub struct Server {
 }
 
 impl RealServers {
-    /// Both lists are sorted.
-    pub fn weighted(keys: Arc<[EndpointKey]>, config: RealServerConfig, weights: &[(EndpointKey, u16)]) -> Self {
+    /// The real servers of these endpoints, which are sorted, as a Frontend asks for them.
+    pub(super) fn of_frontend(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> Self {
+        let mut config = RealServerConfig::default();
+        if let Some(asked) = &frontend.balancing {
+            config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
+            // The kernel uses three quarters of it as the lower limit if that is 0.
+            let most = asked.max_connections.map_or(0, NonZeroU32::get);
+            config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
+        }
+        let weights = frontend.weights.as_deref().unwrap_or_default();
         if weights.is_empty() && config == RealServerConfig::default() {
             return RealServers { keys, unusual: Box::default() };
         }
@@ -154,17 +162,6 @@ impl RealServers {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.unusual == other.unusual && (Arc::ptr_eq(&self.keys, &other.keys) || self.keys == other.keys)
     }
-}
-
-pub(super) fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
-    let mut config = RealServerConfig::default();
-    if let Some(asked) = &frontend.balancing {
-        config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-        // The kernel uses three quarters of it as the lower limit if that is 0.
-        let most = asked.max_connections.map_or(0, NonZeroU32::get);
-        config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
-    }
-    RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }
 
 pub(crate) fn span(network: Network) -> IpSpan {

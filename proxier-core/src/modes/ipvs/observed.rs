@@ -11,8 +11,7 @@ use crate::config::Config;
 use crate::modes::ipvs::lower::Server;
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network, Protocol};
-use crate::pack::Gather as _;
-use crate::pack::pack;
+use crate::pack::{Gather as _, pack};
 use crate::ports::{SetKey, SetKind, place_of};
 
 /// The entries of sets that exist.
@@ -298,18 +297,17 @@ mod tests {
 
     #[test]
     fn routes_of_a_family_are_found_among_both_kinds() {
-        for (network, has) in [
+        for (networks, has) in [
+            ("", [false, false]),
             ("10.96.0.0/12", [true, false]),
             ("203.0.113.7/32", [true, false]),
             ("fd00::/112", [false, true]),
             ("2001:db8::1/128", [false, true]),
+            ("203.0.113.7/32 2001:db8::1/128", [true, true]),
         ] {
-            let routes: BoundRoutes = [(network.parse::<Network>().unwrap(), None)].into_iter().collect();
-            assert_eq!(Family::ALL.map(|family| routes.has_family(family)), has, "{network}");
+            let routes = networks.split_whitespace().map(|network| (network.parse().unwrap(), None));
+            let routes: BoundRoutes = routes.collect();
+            assert_eq!(Family::ALL.map(|family| routes.has_family(family)), has, "{networks}");
         }
-        assert_eq!(Family::ALL.map(|family| BoundRoutes::default().has_family(family)), [false; 2]);
-        let both: [Network; 2] = ["203.0.113.7/32", "2001:db8::1/128"].map(|text| text.parse().unwrap());
-        let both: BoundRoutes = both.into_iter().map(|network| (network, None)).collect();
-        assert_eq!(Family::ALL.map(|family| both.has_family(family)), [true; 2]);
     }
 }

@@ -12,14 +12,13 @@ use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
-use super::lower::{Server, entries_of_mark, exposure, frontend_entries, real_servers, service_entries};
+use super::lower::{RealServers, Server, entries_of_mark, exposure, frontend_entries, service_entries};
 use super::observed::Observed;
 use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::frontends::{count, toggle};
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
-use crate::pack::Gather as _;
-use crate::pack::{pack, put};
+use crate::pack::{Gather as _, pack, put};
 use crate::ports::SetKey;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::ObjectKey;
@@ -195,7 +194,7 @@ impl Index {
 
     /// One of a Frontend's virtual servers, if it has that one.
     pub(super) fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<Server> {
-        let real_servers = real_servers(frontend, self.endpoints(&key, frontend)?.clone());
+        let real_servers = RealServers::of_frontend(frontend, self.endpoints(&key, frontend)?.clone());
         Some(Server { config: self.config(frontend), real_servers })
     }
 

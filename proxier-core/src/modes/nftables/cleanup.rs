@@ -200,28 +200,20 @@ pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> 
     let mut served = ServedFrontends::default();
     for (family, table) in Family::ALL.into_iter().zip(tables()) {
         match kube_proxys(&table, ports.tables) {
-            Ok(found) => found.iter().for_each(|found| note_served(found, family, facts, &mut served)),
+            Ok(found) => {
+                for (key, has_endpoints, _) in found.iter().flat_map(|found| frontends(found, family)) {
+                    let of_node = facts.node_port_addresses(family).filter(|_| key.address.is_unspecified());
+                    let own = [key.address].into_iter().filter(|address| !address.is_unspecified());
+                    own.chain(of_node).for_each(|address| served.add(FrontendKey { address, ..key }, has_endpoints));
+                }
+            }
             Err(error) => served.miss(format_args!("table {table}"), error),
         }
     }
     served
 }
 
-fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut ServedFrontends) {
-    for (key, has_endpoints, _) in frontends(table, family) {
-        if key.address.is_unspecified() {
-            let of_node = facts.node_port_addresses(family);
-            of_node.for_each(|address| served.add(FrontendKey { address, ..key }, has_endpoints));
-        } else {
-            served.add(key, has_endpoints);
-        }
-    }
-}
-
-/// The first object that all of kube-proxy's tables have and this one lacks.
-///
-/// # Errors
-/// [`NotFound`](PortErrorKind::NotFound) without the table.
+/// The first object that all of kube-proxy's tables have and this one lacks. Fails without the table.
 fn lack_of(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<String>> {
     let Some(found) = tables.table(table)? else {
         return Err(PortError::new(PortErrorKind::NotFound, format_args!("no table {table}")));

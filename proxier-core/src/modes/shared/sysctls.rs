@@ -69,7 +69,12 @@ impl WantedValue {
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
 ///   kube-proxy.
 pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue> {
-    let mut all = of_ipvs(release);
+    let mut all = vec![WantedValue::exactly("net/ipv4/vs/conntrack", 1)];
+    if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
+        all.push(WantedValue::exactly("net/ipv4/vs/conn_reuse_mode", 0));
+    }
+    all.push(WantedValue::exactly("net/ipv4/vs/expire_nodest_conn", 1));
+    all.push(WantedValue::exactly("net/ipv4/vs/expire_quiescent_template", 1));
     all.extend(of_every_mode(settings));
     all
 }
@@ -83,19 +88,6 @@ pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls)
 }
 
 const TCP_BE_LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
-const IP_FORWARD: &str = "net/ipv4/ip_forward";
-const VS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
-const VS_CONN_REUSE_MODE: &str = "net/ipv4/vs/conn_reuse_mode";
-
-fn of_ipvs(release: &str) -> Vec<WantedValue> {
-    let mut all = vec![WantedValue::exactly(VS_CONNTRACK, 1)];
-    if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
-        all.push(WantedValue::exactly(VS_CONN_REUSE_MODE, 0));
-    }
-    all.push(WantedValue::exactly("net/ipv4/vs/expire_nodest_conn", 1));
-    all.push(WantedValue::exactly("net/ipv4/vs/expire_quiescent_template", 1));
-    all
-}
 
 pub(crate) fn of_arp(settings: &HostSettings) -> Vec<WantedValue> {
     let strict = [("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2)];
@@ -104,7 +96,7 @@ pub(crate) fn of_arp(settings: &HostSettings) -> Vec<WantedValue> {
 
 /// The values that all modes need in which the kernel forwards and tracks packets.
 pub(crate) fn of_every_mode(settings: &HostSettings) -> Vec<WantedValue> {
-    let mut all = vec![WantedValue::exactly(IP_FORWARD, 1)];
+    let mut all = vec![WantedValue::exactly("net/ipv4/ip_forward", 1)];
     all.extend(of_arp(settings));
     if let Some(value) = settings.conntrack_max {
         all.push(WantedValue { path: "net/netfilter/nf_conntrack_max", value, at_least: true, optional: true });

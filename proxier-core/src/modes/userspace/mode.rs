@@ -12,8 +12,7 @@ use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Plan, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::pack::Gather as _;
-use crate::pack::pack;
+use crate::pack::{Gather as _, pack};
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::{Action, Step};
@@ -161,7 +160,10 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
         let reason = format!("this process listens there itself, for {owner}: connections would loop");
         refused(Some(endpoint), reason)
     };
-    loops(desired, frontend).into_iter().map(because).collect()
+    let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
+    let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));
+    let loops: BTreeMap<EndpointKey, FrontendKey> = endpoints.filter_map(at).gather();
+    loops.into_iter().map(because).collect()
 }
 
 /// Compares the listeners: all in a full pass, otherwise those that changed. `there`: those that were read.
@@ -386,12 +388,4 @@ fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
 
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
     desired.frontend(key).and_then(lower)
-}
-
-/// The endpoints of a Frontend on which this process listens itself, and for which Frontend: connections to them would
-/// come back.
-fn loops(desired: &Desired, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
-    let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
-    let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));
-    endpoints.filter_map(at).gather()
 }
