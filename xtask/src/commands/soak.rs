@@ -54,9 +54,6 @@ pub(crate) struct Options {
     /// Rules by this implementation of iptables, legacy unless told
     #[arg(long, value_parser = ["legacy", "nft"])]
     backend: Option<String>,
-    /// Programs that are optimised; without it, those of the tests
-    #[arg(long)]
-    release: bool,
     /// A killed proxy stays dead, or the model is wrong: shows that it can fail
     #[arg(long, value_parser = ["no-restart", "wrong-truth"])]
     spoil: Option<String>,
@@ -87,14 +84,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if !options.here {
         tools::ensure(tools::MACHINE)?;
     }
-    let (program, proxy) = if options.release {
-        // Two runs of cargo: together with the benches, the proxy would get features that only they need.
-        (cargo::build("benches", "benches", "release")?, cargo::build("proxier-demo", "proxier-demo", "release")?)
-    } else {
-        // The same build as `cargo xtask test`, so after the tests nothing is left to build.
-        let built = cargo::build_all(&["--workspace".to_owned()])?;
-        (cargo::program(&built, "benches")?, cargo::program(&built, "proxier-demo")?)
-    };
+    // The same build as `cargo xtask test`, so after the tests nothing is left to build.
+    let built = cargo::build_all(&["--workspace".to_owned()])?;
+    let (program, proxy) = (cargo::program(&built, "benches")?, cargo::program(&built, "proxier-demo")?);
     let mut line = vec![program.display().to_string(), "soak".to_owned()];
     line.extend(["--proxy".to_owned(), proxy.display().to_string()]);
     line.extend(["--commit".to_owned(), tools::commit(", with changes").unwrap_or_else(|| "unknown".to_owned())]);
@@ -152,8 +144,7 @@ impl Options {
         let mut line: Vec<String> = all.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect();
         let kernel = format!("--kernel {}", self.kernel);
         let place = if self.here { "--here" } else { &kernel };
-        let release = if self.release { " --release" } else { "" };
-        let typed = format!("cargo xtask soak {} {place}{release}", line.join(" "));
+        let typed = format!("cargo xtask soak {} {place}", line.join(" "));
         line.extend(["--command".to_owned(), typed]);
         if !self.no_result && self.spoil.is_none() {
             let mode = if self.mode == "ipvs" { String::new() } else { format!("-{}", self.mode) };

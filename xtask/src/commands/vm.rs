@@ -36,15 +36,9 @@ pub(crate) struct Options {
     /// Network card without an address, on this tap device of this machine
     #[arg(long, value_name = "DEVICE", conflicts_with = "net", value_parser = device)]
     tap: Option<String>,
-    /// Environment of COMMAND (may be repeated)
-    #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
-    env: Vec<(String, String)>,
     /// COMMAND may write into this folder, and what it wrote stays (may be repeated)
     #[arg(long, value_name = "FOLDER")]
     rw: Vec<PathBuf>,
-    /// COMMAND reads what standard input has; without it, it reads nothing
-    #[arg(long)]
-    stdin: bool,
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -56,8 +50,6 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
         memory: options.memory,
         timeout: Duration::from_secs(options.timeout),
         network: options.tap.or_else(|| options.net.then(|| "user".to_owned())),
-        stdin: options.stdin,
-        env: options.env,
         shares,
         ..Vm::new(Kernel::get(options.kernel)?)?
     };
@@ -74,11 +66,4 @@ fn device(name: &str) -> Result<String, &'static str> {
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     let backend = format!("tap,ifname={name},script=no,downscript=no");
     if is_plain && (1..16).contains(&name.len()) { Ok(backend) } else { Err("not the name of a device") }
-}
-
-fn assignment(text: &str) -> Result<(String, String), &'static str> {
-    let (name, value) = text.split_once('=').ok_or("not NAME=VALUE")?;
-    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let starts_well = name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
-    if is_plain && starts_well { Ok((name.to_owned(), value.to_owned())) } else { Err("not NAME=VALUE") }
 }

@@ -35,8 +35,6 @@ pub(crate) struct Vm {
     pub(crate) timeout: Duration,
     /// QEMU's backend of the network card: `user` (the host is 10.0.2.2), or `tap` with its options.
     pub(crate) network: Option<String>,
-    /// Whether the command reads this process's standard input; otherwise it reads nothing.
-    pub(crate) stdin: bool,
     /// Directories of the host that the command may write, at the same path.
     pub(crate) shares: Vec<PathBuf>,
     /// Environment of the command, in addition to a small fixed one.
@@ -114,7 +112,6 @@ impl Vm {
             processors: 2,
             timeout: Duration::from_secs(600),
             network: None,
-            stdin: false,
             shares: Vec::new(),
             env: Vec::new(),
             folder: std::env::current_dir().context("the current folder is gone")?,
@@ -151,9 +148,6 @@ impl Vm {
         for (number, name) in [(1, "stdout"), (2, "stderr")] {
             qemu.args(["-chardev", &format!("file,id={name},path=/dev/{name},append=on")]);
             qemu.args(["-device", &format!("virtserialport,bus=ports.0,nr={number},chardev={name},name={name}")]);
-        }
-        if self.stdin {
-            io::copy(&mut io::stdin(), &mut fs::File::create(place("stdin"))?)?;
         }
         let start = Instant::now();
         let mut child = qemu
@@ -192,10 +186,9 @@ impl Vm {
     /// The QEMU command, with scripts and initial file system in the directory `run`.
     fn qemu(&self, accelerator: &str, run: &Path, command: &[String], interactive: bool) -> Result<Command> {
         let mut stage2 = format!(
-            "modules_release={}\nnetwork={}\nstdin={}\ninteractive={interactive}\n",
+            "modules_release={}\nnetwork={}\ninteractive={interactive}\n",
             self.kernel.release,
-            quote(self.network.as_deref().unwrap_or_default()),
-            self.stdin
+            quote(self.network.as_deref().unwrap_or_default())
         );
         for (number, path) in self.shares.iter().enumerate() {
             stage2.extend([&format!("share_{number}="), &quote(&path.to_string_lossy()), "\n"]);

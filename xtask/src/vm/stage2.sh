@@ -1,6 +1,6 @@
 # Second stage, on the overlay: the file systems a program expects, then the command in /run/xtask/command.
 # The command runs under the host's own shell: busybox prefers its applets to the programs of the same names.
-# xtask puts assignments of `modules_release`, `network`, `stdin`, `interactive` and `share_0` and so on in front.
+# xtask puts assignments of `modules_release`, `network`, `interactive` and `share_0` and so on in front.
 busybox=/run/busybox
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/root USER=root LOGNAME=root TERM="${TERM:-linux}" LANG=C.UTF-8
@@ -58,8 +58,7 @@ $busybox cat /run/out >"${ports}1" &
 out=$!
 $busybox cat /run/err >"${ports}2" &
 err=$!
-[ "$stdin" = true ] && stdin=/run/xtask/stdin || stdin=/dev/null
-/bin/sh /run/xtask/command <"$stdin" >/run/out 2>/run/err
+/bin/sh /run/xtask/command </dev/null >/run/out 2>/run/err
 code=$?
 # The copies end when the last writer has closed its end. A daemon that the command left behind keeps it open: what it
 # has written so far is copied by then.
