@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
-use testkit::oracle::{self, Backend};
+use testkit::oracle;
 
-use super::ground::{iptables, node_addresses};
+use super::ground::{IPTABLES, node_addresses};
 use super::mode::{Mode, Moment, breaks, changed, stays};
 use super::proxy::Supervisor;
 use super::random::Random;
@@ -150,7 +150,6 @@ pub(super) struct Faults {
     pub(super) server: Arc<ApiServer>,
     pub(super) proxy: Arc<Supervisor>,
     pub(super) log: Arc<Log>,
-    pub(super) backend: Backend,
     /// Services that only these faults change.
     pub(super) steady: Vec<Service>,
     /// The period in which the process is not killed.
@@ -288,10 +287,10 @@ impl Faults {
         }
         at(Moment::Served, &self.log);
         let served = self.log.now();
-        let mut left = held::leftovers(to, self.backend)?;
+        let mut left = held::leftovers(to)?;
         while !left.is_empty() && self.log.now().saturating_sub(served) < self.repair * 2 {
             std::thread::sleep(LOOK / 4);
-            left = held::leftovers(to, self.backend)?;
+            left = held::leftovers(to)?;
         }
         if !left.is_empty() {
             return Err(format!("left of other modes: {} things: {}", left.len(), first(&left, 5)).into());
@@ -462,9 +461,9 @@ impl Faults {
 
     /// `more` holds, and all chains or elements of the steady Services exist, if the mode has them.
     fn whole(&self, more: impl Fn() -> bool + Send + 'static) -> impl Fn() -> bool + Send + 'static {
-        let (mode, backend) = (self.proxy.mode(), self.backend);
+        let mode = self.proxy.mode();
         let wanted = Tables::of(mode, &self.steady, &node_addresses());
-        let has_all = move || held::state(mode, backend).is_ok_and(|kernel| wanted.missing(&kernel).next().is_none());
+        let has_all = move || held::state(mode).is_ok_and(|kernel| wanted.missing(&kernel).next().is_none());
         move || more() && (mode == Mode::Ipvs || has_all())
     }
 
@@ -523,8 +522,7 @@ impl Faults {
     /// Another program edits the rules of iptables mode.
     fn edit_rules(&mut self) -> Result<String, Failure> {
         self.wait_for_repairs();
-        let programs = iptables(self.backend);
-        let program = *self.random.pick(&programs).ok_or("no program")?;
+        let program = *self.random.pick(&IPTABLES).ok_or("no program")?;
         let (scope, lines) = match self.kind {
             // No packet passes it. Without it, the proxy must detect that its chains may be missing.
             "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
@@ -553,8 +551,7 @@ impl Faults {
 
     fn flush_chain(&mut self, chains: &[(&str, &str)]) -> Result<String, Failure> {
         let (table, chain) = *self.random.pick(chains).ok_or("no chain")?;
-        let programs = iptables(self.backend);
-        let program = *self.random.pick(&programs).ok_or("no program")?;
+        let program = *self.random.pick(&IPTABLES).ok_or("no program")?;
         let list = format!("{program} -w 20 -t {table} -S {chain}");
         let rules = move || Some(tool(&list).ok()?.lines().count());
         // A missing chain cannot be flushed.

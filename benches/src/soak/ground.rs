@@ -19,6 +19,10 @@ pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
 /// Another program's address on the node, outside the networks of node ports.
 pub(super) const FOREIGN: &str = "172.31.0.9";
 
+/// Both programs of iptables, and their implementation.
+pub(super) const IPTABLES: [&str; 2] = ["iptables-legacy", "ip6tables-legacy"];
+pub(super) const BACKEND: Backend = Backend::Legacy;
+
 /// Port that another program's rules forward to a pod.
 pub(super) const FOREIGN_PORT: u16 = 8_000;
 
@@ -54,7 +58,7 @@ pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
 
 impl Ground {
     /// A node for this thread and the threads and processes that it starts.
-    pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
+    pub(super) fn new() -> Result<Self, Failure> {
         // Loads the modules if possible; a missing one shows below.
         for module in ["nf_conntrack", "ip_vs"] {
             tool(&format!("modprobe {module}")).map_or_else(drop, drop);
@@ -106,7 +110,7 @@ impl Ground {
             here.write_sysctl("net/ipv4/vs/conntrack", "1")?;
         }
         let servers = (0..PODS).map(|pod| serve(&pods, pod)).collect::<Result<_, _>>()?;
-        foreign(backend)?;
+        foreign()?;
         Ok(Ground { client: client_side, _pods: pods, _servers: servers, _node: node })
     }
 }
@@ -122,7 +126,7 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
 }
 
 /// Creates other programs' objects on this node, which the proxy must not change. The port is one of its node ports.
-fn foreign(backend: Backend) -> Result<(), Failure> {
+fn foreign() -> Result<(), Failure> {
     let mut lines = vec!["ipset create FOREIGN hash:ip".to_owned(), "ipset add FOREIGN 198.51.100.7".to_owned()];
     if has_ipvs() {
         lines.extend([
@@ -135,7 +139,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
         ]);
     }
     // Another program's rule translates too, so that Linux does so in every mode.
-    let v4 = iptables(backend)[0];
+    let [v4, _] = IPTABLES;
     lines.push(format!("{v4} -t nat -N FOREIGN-NAT"));
     let to = "-j DNAT --to-destination 10.244.1.10:8080";
     lines.push(format!("{v4} -t nat -A FOREIGN-NAT -p tcp -d {FOREIGN} --dport {FOREIGN_PORT} {to}"));
@@ -143,7 +147,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
     for line in lines {
         tool(&line)?;
     }
-    for program in iptables(backend) {
+    for program in IPTABLES {
         tool(&format!("{program} -N FOREIGN"))?;
         tool(&format!("{program} -A FOREIGN -p tcp --dport 7 -j DROP"))?;
         tool(&format!("{program} -A FORWARD -j FOREIGN"))?;
@@ -153,16 +157,8 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Both programs of an implementation.
-pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
-    match backend {
-        Backend::Legacy => ["iptables-legacy", "ip6tables-legacy"],
-        Backend::Nft => ["iptables-nft", "ip6tables-nft"],
-    }
-}
-
 /// The objects of other programs in the kernel.
-pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
+pub(super) fn foreign_state() -> Result<BTreeSet<String>, Failure> {
     let mut lines = BTreeSet::new();
     let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
     if has_ipvs() {
@@ -170,7 +166,7 @@ pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failur
     }
     lines.extend(oracle::ipset_save()?.lines().filter(|line| line.contains("FOREIGN")).map(str::to_owned));
     for family in [oracle::Family::V4, oracle::Family::V6] {
-        let text = oracle::iptables_save(backend, family)?;
+        let text = oracle::iptables_save(BACKEND, family)?;
         let theirs = text.lines().filter(|line| line.contains("FOREIGN") || line.contains("KUBE-IPTABLES-HINT"));
         lines.extend(theirs.map(|line| format!("{family:?} {}", line.split(" [").next().unwrap_or(line))));
     }

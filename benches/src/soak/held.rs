@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
-use testkit::oracle::{self, Backend};
+use testkit::oracle;
 
-use super::ground::{FOREIGN, has_ipvs, node_addresses};
+use super::ground::{BACKEND, FOREIGN, has_ipvs, node_addresses};
 use super::mode::Mode;
 use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables};
 use super::world::Family;
@@ -24,7 +24,7 @@ pub(super) fn nobody_writes() -> MutexGuard<'static, ()> {
 }
 
 /// The kernel's state in a mode, in the format of [`Tables::of`].
-pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
+pub(super) fn state(mode: Mode) -> Result<Tables, Failure> {
     let mut tables = Tables::default();
     match mode {
         Mode::Ipvs => {
@@ -38,7 +38,7 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
                 tables.extend(ADDRESSES, address.map(str::to_owned));
             }
             for (family, _) in FAMILIES {
-                let text = oracle::iptables_save(backend, family)?;
+                let text = oracle::iptables_save(BACKEND, family)?;
                 let guards = text.lines().filter(|line| line.starts_with("-A KUBE-IPVS-OUT-FILTER"));
                 tables.extend(RULES, guards.map(str::to_owned));
             }
@@ -52,7 +52,7 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
         }
         Mode::Iptables => {
             for (family, of) in FAMILIES {
-                let text = oracle::iptables_save(backend, family)?;
+                let text = oracle::iptables_save(BACKEND, family)?;
                 tables.extend(RULES, of_rules(&text, of));
             }
         }
@@ -67,7 +67,7 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
 }
 
 /// Objects of modes that are not active.
-pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, Failure> {
+pub(super) fn leftovers(serving: Mode) -> Result<Vec<String>, Failure> {
     let mut left = Vec::new();
     for mode in Mode::ALL.into_iter().filter(|mode| *mode != serving) {
         match mode {
@@ -91,7 +91,11 @@ pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, 
         Mode::Iptables => OF_IPVS.to_vec(),
         _ => [OF_IPTABLES, OF_IPVS, OF_BOTH].concat(),
     };
-    left.extend(rules(backend)?.into_iter().filter(|line| unwanted.iter().any(|name| line.contains(name))));
+    for (family, _) in FAMILIES {
+        let text = oracle::iptables_save(BACKEND, family)?;
+        let theirs = text.lines().filter(|line| unwanted.iter().any(|name| line.contains(name)));
+        left.extend(theirs.map(|line| format!("{family:?} {line}")));
+    }
     Ok(left)
 }
 
@@ -100,30 +104,6 @@ const OF_IPTABLES: &[&str] =
     &["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY"];
 const OF_IPVS: &[&str] = &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"];
 const OF_BOTH: &[&str] = &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD"];
-
-/// The proxy's rules and chains, without counters: by chain, rules in order.
-pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
-    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (family, _) in FAMILIES {
-        let text = oracle::iptables_save(backend, family)?;
-        let mut table = String::new();
-        for line in text.lines() {
-            let line = line.split(" [").next().unwrap_or(line);
-            if let Some(name) = line.strip_prefix('*') {
-                name.clone_into(&mut table);
-            } else if line.contains("KUBE-") && !line.contains("KUBE-IPTABLES-HINT") && !line.contains("-OUT-FILTER -s")
-            {
-                let chain =
-                    line.trim_start_matches(':').trim_start_matches("-A ").split(' ').next().unwrap_or_default();
-                chains
-                    .entry(format!("{family:?} {table} {chain}"))
-                    .or_default()
-                    .push(format!("{family:?} {table} {line}"));
-            }
-        }
-    }
-    Ok(chains.into_values().flatten().collect())
-}
 
 /// The lines of `ipvsadm -Sn` without other programs' servers.
 fn virtual_servers() -> Result<Vec<String>, Failure> {

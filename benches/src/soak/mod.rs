@@ -29,8 +29,7 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use nix::sys::signal::Signal;
 use testkit::apiserver::ApiServer;
-use testkit::oracle::Backend;
-use testkit::{Need, Netns, missing};
+use testkit::{Need, missing};
 
 use self::faults::Faults;
 use self::ground::{Ground, foreign_state, has_ipvs, node_addresses};
@@ -43,10 +42,9 @@ use self::script::{Script, apply};
 use self::truth::Tables;
 use self::verdict::{Evidence, judge};
 use self::watchers::Log;
-use self::world::{Family, Host, Service, Way};
+use self::world::{Host, Way};
 use crate::Failure;
 use crate::machine::Machine;
-use crate::network::tool;
 
 /// Run proxier-demo for long under load, changes and faults, and give a verdict
 #[derive(Clone, Debug, clap::Parser)]
@@ -58,12 +56,6 @@ struct Options {
     seed: u64,
     #[arg(long, default_value_t = 2_000)]
     services: usize,
-    /// Changes a second
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rate: u32,
-    /// Implementation of iptables: legacy or nft
-    #[arg(long, default_value = "legacy", value_parser = backend)]
-    backend: Backend,
     #[arg(long, default_value_t = Mode::Ipvs, value_parser = mode::named)]
     mode: Mode,
     /// Seconds in a mode before a change to another for a while
@@ -81,14 +73,6 @@ struct Options {
     spoil: Option<Spoil>,
 }
 
-fn backend(text: &str) -> Result<Backend, &'static str> {
-    match text {
-        "legacy" => Ok(Backend::Legacy),
-        "nft" => Ok(Backend::Nft),
-        _ => Err("legacy or nft"),
-    }
-}
-
 /// Ways to make the soak fail, to check that it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Spoil {
@@ -98,6 +82,8 @@ enum Spoil {
     WrongTruth,
 }
 
+/// Changes a second.
+const RATE: u32 = 50;
 /// Time limit for the kernel to have everything, at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// With more unexplained failures than this, the rest of the time would show nothing new.
@@ -122,7 +108,8 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// A running soak.
 struct Soak {
     options: Options,
-    folder: tempfile::TempDir,
+    /// Has the kubeconfig.
+    _folder: tempfile::TempDir,
     server: Arc<ApiServer>,
     proxy: Arc<Supervisor>,
     script: Script,
@@ -143,7 +130,7 @@ fn say(text: &str) {
 
 impl Soak {
     fn new(options: Options) -> Result<Self, Failure> {
-        let ground = Ground::new(options.backend)?;
+        let ground = Ground::new()?;
         if options.mode == Mode::Ipvs && !has_ipvs() {
             return Err("this kernel has no IPVS: take another --mode".into());
         }
@@ -154,7 +141,7 @@ impl Soak {
         let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig, options.mode));
         let script = Script::new(options.seed, options.services);
         let evidence = Evidence::default();
-        Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
+        Ok(Soak { options, _folder: folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
     }
 
     /// The tables that the kernel should now have.
@@ -175,8 +162,8 @@ impl Soak {
     }
 
     fn run(mut self) -> Result<(), Failure> {
-        let Options { minutes, seed, services, rate, mode, .. } = self.options;
-        say(&format!("seed {seed}, {minutes} minutes, {mode} mode, {services} Services, {rate} changes a second"));
+        let Options { minutes, seed, services, mode, .. } = self.options;
+        say(&format!("seed {seed}, {minutes} minutes, {mode} mode, {services} Services, {RATE} changes a second"));
         self.server.put(&world::node());
         for service in self.script.services().chain(&self.script.canaries) {
             for object in service.objects() {
@@ -184,7 +171,7 @@ impl Soak {
             }
         }
         self.server.compact();
-        let foreign = foreign_state(self.options.backend)?;
+        let foreign = foreign_state()?;
         let begin = Instant::now();
         self.proxy.start()?;
         // Checking costs processor time that the first pass can use.
@@ -213,13 +200,12 @@ impl Soak {
         }
 
         self.settle(&log)?;
-        self.compare_rules()?;
         self.go_round()?;
         // ipvsadm lists by position, so a virtual server that is deleted meanwhile hides another. A permanent loss
         // shows in every attempt.
         for pause in [0, 2, 5] {
             std::thread::sleep(Duration::from_secs(pause));
-            self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
+            self.evidence.foreign = differences(&foreign, &foreign_state()?);
             if self.evidence.foreign.is_empty() {
                 break;
             }
@@ -249,7 +235,6 @@ impl Soak {
             server: self.server.clone(),
             proxy: self.proxy.clone(),
             log: log.clone(),
-            backend: self.options.backend,
             steady: steady.map(|(_, service)| service.clone()).collect(),
             calm: self.evidence.calm.unwrap_or_default(),
             others: self.others(),
@@ -298,12 +283,11 @@ impl Soak {
 
     /// Makes one change after the other, each at its time.
     fn change(&mut self, log: &Arc<Log>, length: Duration) {
-        let rate = f64::from(self.options.rate);
-        let planned = length.as_secs() * u64::from(self.options.rate);
+        let planned = length.as_secs() * u64::from(RATE);
         self.evidence.planned_events = planned;
         let (mut told, mut number) = (Duration::ZERO, 0_u64);
         while number < planned && log.now() < length * 3 / 2 {
-            let due = Duration::from_secs_f64(f64::from(u32::try_from(number).unwrap_or(u32::MAX)) / rate);
+            let due = Duration::from_secs_f64(f64::from(u32::try_from(number).unwrap_or(u32::MAX)) / f64::from(RATE));
             std::thread::sleep(due.saturating_sub(log.now()));
             let event = self.script.step();
             if let Some(used) = event.used {
@@ -320,7 +304,7 @@ impl Soak {
             }
             *self.changes.entry(event.kind.to_owned()).or_default() += 1;
             number += 1;
-            if number.is_multiple_of(u64::from(self.options.rate) * HISTORY_SECS) {
+            if number.is_multiple_of(u64::from(RATE) * HISTORY_SECS) {
                 self.server.compact();
                 self.server.bookmark();
             }
@@ -344,9 +328,8 @@ impl Soak {
         let mut told = Duration::ZERO;
         let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
         loop {
-            let (mode, backend) = (self.proxy.mode(), self.options.backend);
-            let mut last = match held::state(mode, backend).and_then(|held| Ok((held, held::leftovers(mode, backend)?)))
-            {
+            let mode = self.proxy.mode();
+            let mut last = match held::state(mode).and_then(|held| Ok((held, held::leftovers(mode)?))) {
                 Ok((kernel, left)) => {
                     let left = left.into_iter().map(|line| format!("left of another mode: {line}"));
                     truth.differences(&kernel).into_iter().chain(left).collect()
@@ -413,57 +396,6 @@ impl Soak {
         Ok(())
     }
 
-    /// Compares rules with those of an undisturbed pass.
-    fn compare_rules(&mut self) -> Result<(), Failure> {
-        if !matches!(self.options.mode, Mode::Ipvs | Mode::Iptables) {
-            return Ok(());
-        }
-        let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
-        let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
-        let manifests = self.folder.path().join("manifests.json");
-        std::fs::write(
-            &manifests,
-            serde_json::json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string(),
-        )?;
-        let backend = self.options.backend;
-        let elsewhere = Netns::new()?;
-        let undisturbed = elsewhere.run_in(|| -> Result<Vec<String>, Failure> {
-            tool("ip link set lo up")?;
-            tool("ip link add eth0 type bridge")?;
-            tool("ip link set eth0 up")?;
-            for address in node_addresses() {
-                let bits = if Family::of(address) == Family::V4 { "24" } else { "64" };
-                let nodad = if bits == "64" { " nodad" } else { "" };
-                tool(&format!("ip addr add {address}/{bits} dev eth0{nodad}"))?;
-            }
-            for program in ground::iptables(backend) {
-                tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
-            }
-            self.proxy.once(&manifests)?;
-            self.rules()
-        })??;
-        let there = self.rules()?;
-        let mut lines = differences(&undisturbed.iter().cloned().collect(), &there.iter().cloned().collect());
-        if lines.is_empty() {
-            let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
-            lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
-        }
-        self.evidence.rules = lines;
-        Ok(())
-    }
-
-    /// The proxy's rules and chains. The order within shared chains of iptables mode has no meaning.
-    fn rules(&self) -> Result<Vec<String>, Failure> {
-        let mut rules = held::rules(self.options.backend)?;
-        if self.options.mode == Mode::Iptables {
-            rules.sort();
-        } else if self.options.change_mode_every.is_some() {
-            // The kubelet's chain: iptables mode creates it if it is missing, and it stays.
-            rules.retain(|line| !line.contains("KUBE-FIREWALL"));
-        }
-        Ok(rules)
-    }
-
     fn tell_last_words(&self) {
         for line in self.proxy.said().lines.iter().rev().take(30).rev() {
             eprintln!("proxier-demo: {line}");
@@ -481,8 +413,7 @@ impl Soak {
             "minutes": self.options.minutes,
             "seed": self.options.seed,
             "services": self.options.services,
-            "changes_per_second": self.options.rate,
-            "backend": format!("iptables, {:?}", self.options.backend).to_lowercase(),
+            "changes_per_second": RATE,
             "mode": self.options.mode.name(),
             "change_mode_every_secs": self.options.change_mode_every,
         });

@@ -210,15 +210,6 @@ impl Supervisor {
         Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
     }
 
-    /// One whole pass from these manifests, in this thread's network namespace.
-    pub(super) fn once(&self, manifests: &Path) -> Result<(), Failure> {
-        let output = self.command("run").arg("--once").arg("--manifests").arg(manifests).output()?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(format!("proxier-demo run --once: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
-    }
-
     /// All counters, including those of processes that have ended.
     pub(super) fn counters(&self) -> BTreeMap<String, f64> {
         let counters = lock(&self.counters);

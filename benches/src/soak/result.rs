@@ -121,13 +121,12 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
     }
     writeln!(
         out,
-        "\n{} minutes, {} mode{changing}; seed {}, {} Services, {} changes a second, {}.\n",
+        "\n{} minutes, {} mode{changing}; seed {}, {} Services, {} changes a second.\n",
         kept["asked"]["minutes"],
         asked("mode"),
         asked("seed"),
         asked("services"),
-        asked("changes_per_second"),
-        asked("backend")
+        asked("changes_per_second")
     )?;
     let passes = |kind: &str| {
         let name = format!("kubeproxy_sync_{kind}proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}");

@@ -26,8 +26,6 @@ pub(super) struct Evidence {
     pub(super) plan: Option<String>,
     /// Differences between the kernel and the model.
     pub(super) differences: Vec<String>,
-    /// Differences between the rules and those of an undisturbed run.
-    pub(super) rules: Vec<String>,
     /// Other programs' objects that changed.
     pub(super) foreign: Vec<String>,
     /// Failures of the soak itself.
@@ -123,11 +121,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         wrong.push("the kernel did not become as it has to be".to_owned());
     }
     wrong.extend(evidence.plan.iter().map(|plan| format!("proxier-demo plan: {}", plan.replace('\n', " / "))));
-    for (what, lines) in [
-        ("not as the model has it", &evidence.differences),
-        ("rules", &evidence.rules),
-        ("of others", &evidence.foreign),
-    ] {
+    for (what, lines) in [("not as the model has it", &evidence.differences), ("of others", &evidence.foreign)] {
         if !lines.is_empty() {
             wrong.push(format!("{what}: {} differences: {}", lines.len(), first(lines, 12)));
         }

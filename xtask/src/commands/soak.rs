@@ -48,12 +48,6 @@ pub(crate) struct Options {
     /// 2,000 unless told
     #[arg(long, value_parser = value_parser!(u32).range(1..))]
     services: Option<u32>,
-    /// Changes a second, 50 unless told
-    #[arg(long, value_parser = value_parser!(u32).range(1..))]
-    rate: Option<u32>,
-    /// Rules by this implementation of iptables, legacy unless told
-    #[arg(long, value_parser = ["legacy", "nft"])]
-    backend: Option<String>,
     /// A killed proxy stays dead, or the model is wrong: shows that it can fail
     #[arg(long, value_parser = ["no-restart", "wrong-truth"])]
     spoil: Option<String>,
@@ -135,12 +129,11 @@ impl Options {
     /// Options of the benches' program that this command shares, and the command line that repeats this run.
     fn arguments(&self) -> Vec<String> {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| u64::from(time.subsec_nanos()));
-        let numbers = [("change-mode-every", self.change_mode_every), ("services", self.services), ("rate", self.rate)];
-        let words = [("backend", &self.backend), ("spoil", &self.spoil)];
+        let numbers = [("change-mode-every", self.change_mode_every), ("services", self.services)];
         let mut all = vec![("minutes", self.minutes.to_string())];
         all.extend([("seed", self.seed.unwrap_or_else(clock).to_string()), ("mode", self.mode.clone())]);
         all.extend(numbers.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.to_string()))));
-        all.extend(words.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.clone()))));
+        all.extend(self.spoil.clone().map(|spoil| ("spoil", spoil)));
         let mut line: Vec<String> = all.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect();
         let kernel = format!("--kernel {}", self.kernel);
         let place = if self.here { "--here" } else { &kernel };
