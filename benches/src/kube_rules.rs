@@ -5,26 +5,18 @@
 //! and translates the address.
 
 use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hasher as _};
 
 use crate::world::{cluster_ip, endpoint_address, service_name};
 
 /// The pod network, for the rule that masquerades traffic from elsewhere.
 const POD_CIDR: &str = "10.128.0.0/9";
 
-/// Sixteen base-32 characters derived from a name. kube-proxy uses SHA-256; here they only need to differ.
+/// Sixteen characters derived from a name. kube-proxy uses SHA-256; here they only need to differ.
 fn chain(prefix: &str, name: &str) -> String {
-    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    for byte in name.bytes() {
-        hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-    }
-    let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-    let mut chain = prefix.to_owned();
-    for place in 0..16_u32 {
-        let letter = (hash >> (5 * place)) & 31;
-        let letter = usize::try_from(letter).ok().and_then(|letter| letters.get(letter)).copied().unwrap_or(b'A');
-        chain.push(char::from(letter));
-    }
-    chain
+    let mut hash = DefaultHasher::new();
+    hash.write(name.as_bytes());
+    format!("{prefix}{:016X}", hash.finish())
 }
 
 fn service_chain(number: u32) -> String {
