@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::Failure;
 
 /// A process that is killed on drop, unless it has ended.
+#[derive(Debug)]
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -18,7 +18,7 @@ use super::watchers::{Log, Sample};
 use super::world::NODE;
 use crate::Failure;
 use crate::machine::number;
-use crate::program::get;
+use crate::program::{Killed, get};
 
 const METRICS: &str = "127.0.0.1:10249";
 const HEALTH: &str = "127.0.0.1:10256";
@@ -51,7 +51,7 @@ pub(super) struct Supervisor {
     program: PathBuf,
     kubeconfig: PathBuf,
     mode: Mutex<Mode>,
-    child: Mutex<Option<Child>>,
+    child: Mutex<Option<Killed>>,
     said: Arc<Mutex<Said>>,
     /// Counters of the process at the last sample, and of processes that have ended.
     counters: Mutex<(BTreeMap<String, f64>, BTreeMap<String, f64>)>,
@@ -127,13 +127,13 @@ impl Supervisor {
                 }
             });
         }
-        *lock(&self.child) = Some(child);
+        *lock(&self.child) = Some(Killed(child));
         Ok(())
     }
 
     /// Its process id, while it runs.
     pub(super) fn process(&self) -> Option<u32> {
-        lock(&self.child).as_ref().map(Child::id)
+        lock(&self.child).as_ref().map(|child| child.0.id())
     }
 
     pub(super) fn signal(&self, signal: Signal) {
@@ -146,10 +146,7 @@ impl Supervisor {
 
     /// Kills it if it still runs; it has ended when this returns.
     pub(super) fn kill(&self) {
-        if let Some(mut child) = lock(&self.child).take() {
-            child.kill().unwrap_or_default();
-            child.wait().map_or_else(drop, drop);
-        }
+        drop(lock(&self.child).take());
         let mut counters = lock(&self.counters);
         let ended = std::mem::take(&mut counters.0);
         for (name, value) in ended {
@@ -182,8 +179,8 @@ impl Supervisor {
         self.look_at_metrics();
         // Taken first, so that the sampler does not see that it has ended.
         let Some(mut child) = lock(&self.child).take() else { return Err("proxier-demo was not running".into()) };
-        kill(Pid::from_raw(child.id().try_into()?), Signal::SIGTERM)?;
-        let status = child.wait()?;
+        kill(Pid::from_raw(child.0.id().try_into()?), Signal::SIGTERM)?;
+        let status = child.0.wait()?;
         self.kill();
         if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
     }
@@ -248,7 +245,7 @@ impl Supervisor {
 
     /// If it ended by itself, records that and restarts it, like a supervisor.
     fn attend(&self, log: &Log) {
-        let Some(Ok(Some(ended))) = lock(&self.child).as_mut().map(Child::try_wait) else { return };
+        let Some(Ok(Some(ended))) = lock(&self.child).as_mut().map(|child| child.0.try_wait()) else { return };
         let last: Vec<String> = lock(&self.said).lines.iter().rev().take(3).rev().cloned().collect();
         log.notes().breakdowns.push(format!(
             "proxier-demo ended by itself at {:.0} s with {ended}: {}",
@@ -277,11 +274,5 @@ impl Supervisor {
                 std::thread::sleep(EVERY);
             }
         })
-    }
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
