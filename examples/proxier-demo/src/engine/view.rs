@@ -26,7 +26,7 @@ impl<K: Kernel> Engine<K> {
     pub(crate) fn begun(&mut self) -> Vec<Begun> {
         let begun = self.kernel().ports().relays.begun();
         let names = Names::new(self.proxier().store(), self.proxier().desired());
-        begun.into_iter().map(|(key, count)| (key, names.service_of(&key), count)).collect()
+        begun.into_iter().map(|(key, count)| (key, names.service_of(&key).unwrap_or_default(), count)).collect()
     }
 
     /// The current state. O(Frontends), a few milliseconds for ten thousand Services.

@@ -47,7 +47,7 @@ pub(crate) enum Message {
 }
 
 /// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has started.
-pub(crate) type Begun = (FrontendKey, Option<String>, u64);
+pub(crate) type Begun = (FrontendKey, String, u64);
 
 /// Channel to which a source of Services sends changes.
 #[derive(Clone, Debug)]
@@ -83,10 +83,9 @@ impl Changes {
     /// Sends a change with the current time.
     pub async fn send(&self, change: Change) -> Result<(), Closed> {
         let event = Event { at: Instant::now(), change };
-        let sent = match &self.0 {
-            Receiver::Reader(reader) => reader.send(event).await.is_ok(),
-            Receiver::Kernel(kernel) => kernel.send(Message::Event(event)).await.is_ok(),
-        };
-        if sent { Ok(()) } else { Err(Closed) }
+        match &self.0 {
+            Receiver::Reader(reader) => reader.send(event).await.map_err(|_closed| Closed),
+            Receiver::Kernel(kernel) => kernel.send(Message::Event(event)).await.map_err(|_closed| Closed),
+        }
     }
 }

@@ -99,7 +99,7 @@ metrics! {
         pub livez: [u64; 2],
         pub requests: Requests,
         /// Userspace mode: connections and UDP flows that each listener has started, with its Service and port.
-        pub begun: Vec<(FrontendKey, Option<String>, u64)>,
+        pub begun: Vec<(FrontendKey, String, u64)>,
         /// Node ports on loopback addresses in nftables mode, if the configuration names these.
         pub localhost: Option<LocalhostNodePorts>,
         pub mode: Option<(RequestedMode, Kind)>,
@@ -246,10 +246,7 @@ impl Metrics {
                         p.family(name, "counter", help, [(Vec::new(), packets)]);
                     }
                 }
-                // A family without samples is omitted.
-                if !self.iptables_rules.is_empty() {
-                    self.rules(p);
-                }
+                self.rules(p);
             }
             Some(Kind::Nftables) => {
                 let failures = self.each(|family| *self.totals.table_failures.of(family));
@@ -261,12 +258,10 @@ impl Metrics {
                     self.localhost_node_ports(p, localhost);
                 }
             }
-            // A family without samples is omitted.
-            Some(Kind::Userspace) if !self.begun.is_empty() => {
+            Some(Kind::Userspace) => {
                 let help = "Connections and UDP flows that each listener has begun since it was opened";
                 let rows = self.begun.iter().map(|(key, service, begun)| {
-                    let service = service.clone().unwrap_or_default();
-                    (vec![("frontend", key.to_string()), ("service", service)], begun)
+                    (vec![("frontend", key.to_string()), ("service", service.clone())], begun)
                 });
                 p.family(USERSPACE_CONNECTIONS, "counter", help, rows);
             }
@@ -330,35 +325,26 @@ impl Metrics {
         page.prefix = "rest_client_";
         let Requests { outcomes, programs } = &self.requests;
         let by_code = |codes: fn(&Outcomes) -> &BTreeMap<String, u64>, of_method| {
-            let rows = outcomes.iter().flat_map(move |((host, method), outcomes)| {
+            outcomes.iter().flat_map(move |((host, method), outcomes)| {
                 codes(outcomes).iter().map(move |(code, number)| {
                     (vec![("code", code.clone()), ("host", host.clone()), (of_method, method.clone())], *number)
                 })
-            });
-            rows.collect::<Vec<_>>()
+            })
         };
-        let mut counter = |name, help, rows: Vec<(Labels, u64)>| {
-            // A family without samples is omitted.
-            if !rows.is_empty() {
-                page.family(name, "counter", help, rows);
-            }
-        };
-        counter("requests_total", "Requests to the API server", by_code(|of| &of.by_code, "method"));
+        let all = by_code(|of| &of.by_code, "method");
+        page.family("requests_total", "counter", "Requests to the API server", all);
         let help = "Requests that were sent again, by the outcome of the attempt before";
-        counter("request_retries_total", help, by_code(|of| &of.retries, "verb"));
+        page.family("request_retries_total", "counter", help, by_code(|of| &of.retries, "verb"));
         let help = "Runs of the program that gets credentials (exec in the kubeconfig)";
         let runs = programs.iter().map(|((code, how), number)| {
             (vec![("code", code.to_string()), ("call_status", (*how).to_owned())], *number)
         });
-        counter("exec_plugin_call_total", help, runs.collect());
+        page.family("exec_plugin_call_total", "counter", help, runs);
         let mut histograms = |name, help, histogram: fn(&Outcomes) -> &Histogram| {
             let rows = outcomes.iter().map(|((host, method), outcomes)| {
                 (vec![("host", host.clone()), ("verb", method.clone())], histogram(outcomes))
             });
-            let rows: Vec<_> = rows.filter(|(_, histogram)| histogram.count() > 0).collect();
-            if !rows.is_empty() {
-                page.histograms(name, help, rows);
-            }
+            page.histograms(name, help, rows.filter(|(_, histogram)| histogram.count() > 0));
         };
         histograms("request_duration_seconds", "Time until the head of an answer", |of| &of.took);
         histograms("request_size_bytes", "Bodies of requests", |of| &of.sent);

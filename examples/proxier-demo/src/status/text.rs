@@ -25,7 +25,7 @@ impl Page {
         self.family(name, "counter", help, [(Labels::new(), value)]);
     }
 
-    /// Adds a metric with a value for each of these label sets.
+    /// Adds a metric with a value for each of these label sets; nothing, if there are none.
     pub(super) fn family<T: Display>(
         &mut self,
         name: &str,
@@ -33,7 +33,10 @@ impl Page {
         help: &str,
         values: impl IntoIterator<Item = (Labels, T)>,
     ) {
-        self.head(name, kind, help);
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.head(name, kind, help);
+        }
         for (labels, value) in values {
             self.sample(name, &labels, &value);
         }
@@ -45,8 +48,11 @@ impl Page {
         help: &str,
         values: impl IntoIterator<Item = (Labels, &'a Histogram)>,
     ) {
-        self.head(name, "histogram", help);
         let (buckets, sum, count) = (format!("{name}_bucket"), format!("{name}_sum"), format!("{name}_count"));
+        let mut values = values.into_iter().peekable();
+        if values.peek().is_some() {
+            self.head(name, "histogram", help);
+        }
         for (labels, histogram) in values {
             let all = histogram.count();
             let bounds = histogram.cumulated().map(|(bound, total)| (bound.to_string(), total));

@@ -109,7 +109,7 @@ fn full(mode: Kind) -> String {
         iptables_rules: vec![RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 }],
         iptables_packets,
         localhost: Some(localhost),
-        begun: vec![(key, None, 1)],
+        begun: vec![(key, String::new(), 1)],
         fast_path: Some(1),
         requests: requests(),
         ..Metrics::default()
