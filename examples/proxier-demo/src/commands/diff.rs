@@ -98,15 +98,12 @@ impl Found {
                 served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).gather();
             return Ok(Found { mode: Kind::Iptables, endpoints: Some(endpoints), addresses });
         }
-        if let Some(endpoints) = list_kube_proxy(ports.tables)? {
-            return Ok(Found { mode: Kind::Nftables, endpoints: Some(endpoints), addresses });
-        }
-        Err(Problem::new(
-            "",
-            format!(
-                "no kube-proxy has left anything here (no {device}, no chain KUBE-SERVICES, no table kube-proxy): give --from and a mode"
-            ),
-        ))
+        let Some(endpoints) = list_kube_proxy(ports.tables)? else {
+            let nothing = format!("no {device}, no chain KUBE-SERVICES, no table kube-proxy");
+            let reason = format!("no kube-proxy has left anything here ({nothing}): give --from and a mode");
+            return Err(Problem::new("", reason));
+        };
+        Ok(Found { mode: Kind::Nftables, endpoints: Some(endpoints), addresses })
     }
 
     /// The kernel's endpoints for a Frontend, if they can be read.

@@ -17,6 +17,7 @@ pub(crate) mod view;
 pub(crate) mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -409,9 +410,6 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }
     // Nodes that start together should not retry together.
-    options.seed = settings
-        .node_name
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    options.seed = BuildHasherDefault::<DefaultHasher>::default().hash_one(&settings.node_name);
     options
 }

@@ -129,17 +129,14 @@ pub(crate) fn shown(reserved: &Reserved) -> (String, Value) {
     let mut text =
         "\nreserved: no external IP or load balancer has these addresses, no node port these ports\n".to_owned();
     let mut all = Vec::new();
-    for (place, user) in reserved.iter() {
-        let address = place.address.map(|address| address.to_string());
-        let shown = address.as_deref().unwrap_or("every address of this node");
-        text += &format!("  {shown}, {} {}: {user}\n", place.protocol, place.port);
-        let (protocol, port) = (place.protocol.to_string(), place.port);
+    let places = reserved.iter().map(|(place, user)| (place.address, Some((place.protocol, place.port)), user));
+    let neighbours = reserved.neighbours().map(|(user, neighbour)| (Some(neighbour.address), None, user));
+    for (address, port, user) in places.chain(neighbours) {
+        let shown = address.map_or_else(|| "every address of this node".to_owned(), |address| address.to_string());
+        let of_port = port.map(|(protocol, port)| format!(", {protocol} {port}")).unwrap_or_default();
+        text += &format!("  {shown}{of_port}: {user}\n");
+        let (protocol, port) = port.map(|(protocol, port)| (protocol.to_string(), port)).unzip();
         all.push(json!({"address": address, "protocol": protocol, "port": port, "for": user.to_string()}));
-    }
-    for (user, neighbour) in reserved.neighbours() {
-        text += &format!("  {}: {user}\n", neighbour.address);
-        let address = neighbour.address.to_string();
-        all.push(json!({"address": address, "protocol": null, "port": null, "for": user.to_string()}));
     }
     text.push_str("  the endpoints of default/kubernetes\n");
     (text, all.into())

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::Kind;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::service::Desired;
 use proxier_core::snapshot::HostAddresses;
 use tokio::time::Instant;
 
@@ -75,8 +73,21 @@ async fn refresh(
     loop {
         ticks.tick().await;
         let at = begun.elapsed();
-        let read = read(mode, (configured, kernel), (&services.desired, host), (&mut history, at));
-        let Some(picture) = read? else { continue };
+        let picture: Box<dyn Picture> = if let Some(mode) = mode {
+            let read = Frontends::of_mode(mode, configured, kernel, (&services.desired, host))?;
+            Box::new(FrontendView::new(read, &mut history, at))
+        } else {
+            match kernel.ports().ipvs.snapshot() {
+                Ok(snapshot) => {
+                    let entries = snapshot.entries.into_iter();
+                    let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+                    Box::new(history.compare(reading, at))
+                }
+                // Other programs kept changing the table; the next read shows it.
+                Err(error) if error.kind() == PortErrorKind::Busy => continue,
+                Err(error) => return Err(Some(Problem::new("show --watch", error.to_string()))),
+            }
+        };
         let unnamed = |services: &Services| -> HashSet<_> {
             picture.keys().into_iter().filter(|key| services.name(key).is_none()).collect()
         };
@@ -93,28 +104,5 @@ async fn refresh(
             value["elapsedSeconds"] = at.as_secs_f64().into();
             write(format!("{value}\n")).await.map_err(not_written)?;
         }
-    }
-}
-
-/// Reads everything and compares. `mode`: the mode whose Frontends to read; `None`: virtual servers. Returns `None` if other
-/// programs kept changing the table; the next read shows it.
-fn read(
-    mode: Option<Kind>,
-    (configured, kernel): (&Configured, &mut KernelPorts),
-    input: (&Desired, &HostAddresses),
-    (history, at): (&mut History, Duration),
-) -> Result<Option<Box<dyn Picture>>, Problem> {
-    if let Some(mode) = mode {
-        let read = Frontends::of_mode(mode, configured, kernel, input)?;
-        return Ok(Some(Box::new(FrontendView::new(read, history, at))));
-    }
-    match kernel.ports().ipvs.snapshot() {
-        Ok(snapshot) => {
-            let entries = snapshot.entries.into_iter();
-            let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
-            Ok(Some(Box::new(history.compare(reading, at))))
-        }
-        Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
-        Err(error) => Err(Problem::new("show --watch", error.to_string())),
     }
 }

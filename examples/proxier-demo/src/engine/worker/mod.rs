@@ -279,19 +279,16 @@ impl Worker {
                     Change::Unreadable(unreadable) => {
                         self.report_unreadable(unreadable, engine.proxier.node_name(), at);
                     }
-                    Change::Node(node) => {
+                    Change::Node(_) | Change::NodeGone => {
                         self.saw_node = true;
-                        self.health.set_node_eligible(!node.leaving);
-                    }
-                    Change::NodeGone => {
-                        self.saw_node = true;
-                        self.health.set_node_eligible(false);
+                        self.health.set_node_eligible(matches!(&change, Change::Node(node) if !node.leaving));
                     }
                     Change::ServiceCidr(name, networks) => {
                         let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
                         tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
                     }
                     Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} was deleted"),
+                    Change::DeleteSlice(key) => self.triggers.gone(key),
                     _ => {}
                 }
                 // Changes of Services and of endpoints, if it may ask for a pass. Nodes report every few minutes that they
@@ -304,10 +301,6 @@ impl Worker {
                 };
                 let trigger = match &change {
                     Change::UpsertSlice(object) => self.triggers.trigger_of(object),
-                    Change::DeleteSlice(key) => {
-                        self.triggers.gone(key);
-                        None
-                    }
                     _ => None,
                 };
                 let is_complete = matches!(change, Change::Synced);
