@@ -222,17 +222,9 @@ impl ApiServer {
 
     /// Starts a server on this address. Waits for the address to become free for up to ten seconds.
     pub fn start_on(address: SocketAddr) -> Self {
-        let server = Self::start_away_on(address);
-        server.outage(false);
-        server
-    }
-
-    /// Starts a server that is unavailable until [`ApiServer::outage`] ends, so that no client sees it before it has
-    /// all objects.
-    pub fn start_away_on(address: SocketAddr) -> Self {
         let listener = bind(address);
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(Mutex::new(Store { version: 1000, away: true, ..Store::default() }));
+        let state = Arc::new(Mutex::new(Store { version: 1000, ..Store::default() }));
         let shared = state.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {

@@ -122,12 +122,8 @@ fn compacted_changes_are_gone() {
     server.put_list(recorded::NODE);
     server.compact();
     assert_eq!(get(&server, &format!("/api/v1/services?limit=1&continue={token}")).0, 410);
-    let mut stream = TcpStream::connect(server.address).unwrap();
-    write!(stream, "GET /api/v1/services?watch=1&resourceVersion={version} HTTP/1.1\r\n\r\n").unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    assert!(text.contains(r#""code":410"#) && text.contains(r#""type":"ERROR""#), "{text}");
+    let events = watch(&server, &format!("&resourceVersion={version}"), "ERROR");
+    assert_eq!((&events[0]["type"], &events[0]["object"]["code"]), (&json!("ERROR"), &json!(410)));
 }
 
 #[test]
