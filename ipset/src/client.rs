@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 
 use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NfGenHeader};
-use netlink_batch::{Be16, Be32, Connection, Encoder, Errno, Limits, NulStr, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Be32, Connection, Encoder, Errno, Limits, NulStr, Protocol, Socket, Transport, WireError};
 
 use crate::attrs::{CmdAttr, put_net};
 use crate::cmd::{HEADER, Request, answers, message_type, not_created, not_renamed, not_swapped};
@@ -267,27 +267,6 @@ impl Client {
     pub fn set_header(&mut self, name: &SetName) -> Result<(SetType, Family, u8), Error> {
         let action = format!("asking for the type of set {name}");
         self.ask(&Request::new(uapi::IPSET_CMD_HEADER, action, &[name]), answers::header)
-    }
-
-    /// The index by which rules refer to a set. It stays with the name when sets are swapped.
-    ///
-    /// # Errors
-    /// [`ErrorKind::SetMissing`]; [`ErrorKind::ProtocolMismatch`] on kernels that only support protocol 6.
-    #[doc(alias = "IPSET_CMD_GET_BYNAME")]
-    pub fn set_index(&mut self, name: &SetName) -> Result<u16, Error> {
-        let action = format!("asking for the index of set {name}");
-        self.ask(&Request::new(uapi::IPSET_CMD_GET_BYNAME, action, &[name]), answers::index)
-    }
-
-    /// The name of the set with this index.
-    ///
-    /// # Errors
-    /// As [`Client::set_index`].
-    #[doc(alias = "IPSET_CMD_GET_BYINDEX")]
-    pub fn set_name(&mut self, index: u16) -> Result<SetName, Error> {
-        let request = Request::new(uapi::IPSET_CMD_GET_BYINDEX, format!("asking for the set with index {index}"), &[]);
-        let put = |out: &mut Encoder| put_net(out, CmdAttr::INDEX, &Be16(index));
-        self.ask(&Request { put: &put, ..request }, answers::name)
     }
 
     /// Whether a packet with these values would match. An address matches if a network in the set contains it, unless a

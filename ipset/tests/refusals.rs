@@ -169,8 +169,6 @@ fn every_error_says_what_was_being_done() {
         ("listing sets", Box::new(|client| client.list_sets().map(drop))),
         ("listing set alpha", Box::new(|client| client.get_set(&a).map(drop))),
         ("asking for the type of set alpha", Box::new(|client| client.set_header(&a).map(drop))),
-        ("asking for the index of set alpha", Box::new(|client| client.set_index(&a).map(drop))),
-        ("asking for the set with index 5", Box::new(|client| client.set_name(5).map(drop))),
     ];
     for (action, attempt) in attempts {
         let mut kernel = kernel();

@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use netlink_batch::{Attrs, Be16, WireError};
+use netlink_batch::{Attrs, WireError};
 
 use crate::attrs::CmdAttr;
-use crate::model::{Family, SetName, SetType};
+use crate::model::{Family, SetType};
 
 /// The first of the attributes that `pick` takes.
 fn first<T>(attributes: &[u8], pick: impl Fn(CmdAttr<'_>) -> Option<T>) -> Result<Option<T>, WireError> {
@@ -39,19 +39,6 @@ pub(crate) fn protocols(attributes: &[u8]) -> Result<RangeInclusive<u8>, WireErr
 /// Lowest and highest revision.
 pub(crate) fn revisions(attributes: &[u8]) -> Result<RangeInclusive<u8>, WireError> {
     Ok(least(attributes)?.unwrap_or(0)..=needed("IPSET_ATTR_REVISION", revision(attributes)?)?)
-}
-
-pub(crate) fn index(attributes: &[u8]) -> Result<u16, WireError> {
-    let index = first(attributes, |attr| if let CmdAttr::Index(Be16(index)) = attr { Some(index) } else { None })?;
-    needed("IPSET_ATTR_INDEX", index)
-}
-
-pub(crate) fn name(attributes: &[u8]) -> Result<SetName, WireError> {
-    let name = first(attributes, |attr| match attr {
-        CmdAttr::SetName(name) => Some(SetName::from_kernel(name.as_bytes())),
-        _ => None,
-    })?;
-    needed("IPSET_ATTR_SETNAME", name)
 }
 
 /// Type, family and revision.

@@ -25,7 +25,6 @@ struct Request<'a> {
     data: Option<&'a [u8]>,
     adt: Option<&'a [u8]>,
     lineno: bool,
-    index: Option<u16>,
     exclusive: bool,
 }
 
@@ -44,8 +43,7 @@ impl<'a> Request<'a> {
                 CmdAttr::Data(bytes) => request.data = Some(bytes),
                 CmdAttr::Adt(bytes) => request.adt = Some(bytes),
                 CmdAttr::Lineno(_) => request.lineno = true,
-                CmdAttr::Index(Be16(index)) => request.index = Some(index),
-                CmdAttr::ProtocolMin(_) | CmdAttr::Unknown(_) => {}
+                CmdAttr::Index(_) | CmdAttr::ProtocolMin(_) | CmdAttr::Unknown(_) => {}
             }
         }
         Some(request)
@@ -98,8 +96,6 @@ pub(super) fn answer(state: &mut Sets, message: &Message<'_>) -> Reply {
         uapi::IPSET_CMD_TEST => test(state, &request),
         uapi::IPSET_CMD_HEADER => header(state, &request),
         uapi::IPSET_CMD_TYPE => revisions(&request),
-        uapi::IPSET_CMD_GET_BYNAME => by_name(state, &request),
-        uapi::IPSET_CMD_GET_BYINDEX => by_index(state, &request),
         _ => Err(Errno::EINVAL.0),
     };
     outcome.unwrap_or_else(|errno| Reply::Error(Errno(errno)))
@@ -158,25 +154,6 @@ fn put_identity(out: &mut Encoder, set: &FakeSet) {
 fn header(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let (_, set) = state.find(request.name()?).ok_or(Errno::ENOENT.0)?;
     Ok(data(uapi::IPSET_CMD_HEADER, |out| put_identity(out, set)))
-}
-
-fn by_name(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
-    let (index, set) = state.find(request.name()?).ok_or(Errno::ENOENT.0)?;
-    let index = u16::try_from(index).unwrap_or(u16::MAX);
-    Ok(data(uapi::IPSET_CMD_GET_BYNAME, |out| {
-        out.attr(CmdAttr::PROTOCOL, &uapi::IPSET_PROTOCOL);
-        out.attr(CmdAttr::FAMILY, &set.spec.set_type.family_number(set.spec.options.family));
-        put_net(out, CmdAttr::INDEX, &Be16(index));
-    }))
-}
-
-fn by_index(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
-    let index = request.index.ok_or(uapi::IPSET_ERR_PROTOCOL)?;
-    let set = state.at(index.into()).ok_or(Errno::ENOENT.0)?;
-    Ok(data(uapi::IPSET_CMD_GET_BYINDEX, |out| {
-        out.attr(CmdAttr::PROTOCOL, &uapi::IPSET_PROTOCOL);
-        out.attr(CmdAttr::SETNAME, &NulStr::from(set.spec.name.as_str()));
-    }))
 }
 
 /// Entries in one message of a listing.

@@ -129,7 +129,7 @@ impl Sets {
         self.all().find(|(_, set)| set.spec.name == *name)
     }
 
-    pub(super) fn at(&self, index: usize) -> Option<&FakeSet> {
+    fn at(&self, index: usize) -> Option<&FakeSet> {
         self.slots.get(index)?.as_ref()
     }
 

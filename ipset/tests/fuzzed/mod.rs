@@ -101,8 +101,6 @@ pub(crate) fn replies(data: &[u8]) {
         client.get_set(&name).err(),
         client.get_header(&name).err(),
         client.set_header(&name).err(),
-        client.set_index(&name).err(),
-        client.set_name(0).err(),
         client.type_revisions(SetType::HashIp, Family::Inet).err(),
         client.save().err(),
         client.create_set(&set).err(),
