@@ -78,16 +78,6 @@ impl System {
         })
     }
 
-    /// Searches for programs in this directory first, such as a container image's own copy. Relative paths are ignored.
-    #[must_use]
-    pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
-        let directory = directory.into();
-        if directory.is_absolute() {
-            self.directories.insert(0, directory);
-        }
-        self
-    }
-
     /// Searches for programs only in this directory; an empty directory has none. A relative path is ignored.
     #[must_use]
     pub fn with_only_directory(mut self, directory: impl Into<PathBuf>) -> Self {
