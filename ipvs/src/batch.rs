@@ -342,14 +342,9 @@ impl Report {
 
     /// The index of the operation whose failure caused this refusal. That is the last earlier addition of the same
     /// virtual or real server, if it failed and the kernel now reports that the server does not exist. `None` if the
-    /// operation succeeded or was refused for another reason.
+    /// operation succeeded or was refused for another reason. Show users the failures without a cause.
     pub fn cause(&self, index: usize) -> Option<usize> {
         self.causes.get(&index).copied()
-    }
-
-    /// [`Report::failures`] without those caused by other failures. Show these to users.
-    pub fn root_failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
-        self.failures().filter(|(index, _)| !self.causes.contains_key(index))
     }
 
     /// Whether every operation was carried out, as a `Result`.
