@@ -798,11 +798,12 @@ fn hooked() -> Vec<Written> {
     let base = |kind: ChainType, hook: Hook| Some((kind, hook));
     let (pre, post) = (|| base(ChainType::Nat, Hook::Prerouting), || base(ChainType::Nat, Hook::Postrouting));
     let mangle = || base(ChainType::Filter, Hook::Prerouting);
+    let system = Operand::Osf { ttl: 0, version: false };
     let some_value = |operand, value| inet().matches(&operand, CmpOp::Eq, value);
     vec![
         (some_value(Operand::Socket(SocketKey::Transparent), Value::byte(1)), mangle(), "socket transparent 1"),
         (some_value(Operand::Rt(RtKey::Xfrm), Value::byte(0)), mangle(), "rt ipsec missing"),
-        (inet().osf_name("Linux").accept(), mangle(), "osf name \"Linux\" accept"),
+        (some_value(system, Value::interface("Linux").unwrap()).accept(), mangle(), "osf name \"Linux\" accept"),
         (web().tproxy_to_port(50_080), mangle(), "tcp dport 80 tproxy to :50080"),
         (
             web().tproxy_to("[::1]:50080".parse().unwrap()),

@@ -145,15 +145,6 @@ impl RuleBuilder {
         let source = Register::FIRST;
         self.expression(Expression::ExthdrSet { op: ExthdrOp::Tcp, kind: MAXSEG, offset: 2, length: 2, source })
     }
-
-    /// Matches the sender's operating system by its name in the fingerprints that `nfnl_osf` has loaded, at most 15
-    /// bytes.
-    pub fn osf_name(mut self, name: &str) -> Self {
-        match self.note(Value::interface(name)) {
-            Some(value) => self.matches(&Operand::Osf { ttl: 0, version: false }, CmpOp::Eq, value),
-            None => self,
-        }
-    }
 }
 
 /// # Connections
