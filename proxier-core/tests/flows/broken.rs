@@ -87,7 +87,7 @@ pub(crate) const BREAKS: &[Break] = &[
     },
 ];
 
-pub(crate) fn masquerades_nothing(rules: &mut Rules) {
+fn masquerades_nothing(rules: &mut Rules) {
     retain(rules, "KUBE-POSTROUTING", |rule| !rule.contains("MASQUERADE"));
 }
 

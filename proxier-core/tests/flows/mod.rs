@@ -32,7 +32,7 @@ pub(crate) use crate::differences::{Mode, Reference};
 pub(crate) use corpus::{Scenario, scenarios, scenarios_of};
 pub(crate) use difference::Difference;
 pub(crate) use flow::Flow;
-pub(crate) use report::{Sampled, hold};
+pub(crate) use report::hold;
 use testkit::{Need, Netns};
 
 use ground::Ground;

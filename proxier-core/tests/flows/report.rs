@@ -14,20 +14,11 @@ const SPELT_OUT: usize = 40;
 
 /// Counts of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) scenarios: usize,
-    pub(crate) flows: usize,
+struct Tally {
+    scenarios: usize,
+    flows: usize,
     /// Differences that the subject explains, by reference and name.
-    pub(crate) explained: BTreeMap<(Reference, &'static str), usize>,
-}
-
-/// The scenarios of a run.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Sampled {
-    /// One in this many, a sample that depends on the seed; all with `PROXIER_SCENARIOS=all`.
-    AsAsked(usize),
-    /// One in this many, always the same.
-    OneIn(usize),
+    explained: BTreeMap<(Reference, &'static str), usize>,
 }
 
 /// Whether this machine's processors are emulated: a packet takes twenty times as long there.
@@ -35,25 +26,17 @@ fn is_emulated() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG"))
 }
 
-impl Sampled {
-    fn takes(self, number: usize) -> bool {
-        match self {
-            Sampled::AsAsked(parts) => Sample::asked_for().takes(number, if is_emulated() { parts * 8 } else { parts }),
-            Sampled::OneIn(parts) => number.is_multiple_of(parts),
-        }
-    }
-}
-
-/// Holds a subject to all flows of the sampled scenarios.
+/// Holds a subject to all flows of a sample of the scenarios, one in this many, which depends on the seed; of all with `PROXIER_SCENARIOS=all`.
 ///
 /// # Panics
 /// A difference is unexplained.
-pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
+pub(crate) fn hold(subject: &mut dyn Subject, one_in: usize) {
     let begin = Instant::now();
+    let takes = |number| Sample::asked_for().takes(number, if is_emulated() { one_in * 8 } else { one_in });
     let (mut tally, mut report, mut unexplained) = (Tally::default(), String::new(), 0);
     let mut slowest = (Duration::ZERO, String::new());
     let references = subject.references().to_vec();
-    for scenario in scenarios_of(&references, |number| sampled.takes(number)) {
+    for scenario in scenarios_of(&references, takes) {
         let start = Instant::now();
         for difference in check(&scenario, &scenario.flows, subject) {
             if let Some(name) = subject.explain(&scenario, &difference) {
@@ -75,8 +58,7 @@ pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
     for reference in references {
         let names = tally.explained.keys().filter(|(of, _)| *of == reference).map(|(_, name)| *name);
         if let Some(mode) = subject.mode() {
-            differences::check(mode, reference, names, (0..1_000).all(|number| sampled.takes(number)));
+            differences::check(mode, reference, names, (0..1_000).all(takes));
         }
     }
-    tally
 }

@@ -11,7 +11,7 @@ use testkit::{Need, Netns, kernel_test};
 
 use crate::flows::objects::Objects;
 use crate::flows::programmed::{self, Programmed};
-use crate::flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
+use crate::flows::{Difference, Mode, NEEDS, Reference, Scenario, hold};
 
 fn program(backend: Backend, objects: &Objects) -> Result<(), Box<dyn Error>> {
     let (mut options, mut how) = (Options::default(), KernelOptions::default());
@@ -36,7 +36,7 @@ const REFERENCES: &[Reference] = &[Reference::Iptables28, Reference::Iptables36]
 fn packets_go_where_the_reference_sends_them() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(Backend::NfTables, objects);
-        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), Sampled::AsAsked(22));
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), 22);
     });
 }
 
@@ -44,6 +44,6 @@ fn packets_go_where_the_reference_sends_them() {
 fn packets_go_where_the_reference_sends_them_in_the_legacy_back_end() {
     kernel_test(&[NEEDS, &[Need::IptablesLegacy]].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(Backend::Legacy, objects);
-        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), Sampled::AsAsked(22));
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Iptables, REFERENCES), 22);
     });
 }

@@ -13,7 +13,7 @@ use crate::flows::flow::{Destination, Verdict};
 use crate::flows::objects::Objects;
 use crate::flows::probe::{Fate, Source};
 use crate::flows::programmed::{self, Programmed};
-use crate::flows::{Difference, Mode, NEEDS, Reference, Sampled, Scenario, hold};
+use crate::flows::{Difference, Mode, NEEDS, Reference, Scenario, hold};
 
 fn program(_node: &Netns, objects: &Objects) -> Result<(), Box<dyn Error>> {
     let mut options = Options::default();
@@ -68,6 +68,6 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 fn packets_go_where_the_reference_sends_them() {
     kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || {
         let references = &[Reference::Iptables28, Reference::Nftables36];
-        hold(&mut Programmed::new(program, explain).held_to(Mode::Nftables, references), Sampled::AsAsked(22));
+        hold(&mut Programmed::new(program, explain).held_to(Mode::Nftables, references), 22);
     });
 }

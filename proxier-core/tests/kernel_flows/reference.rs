@@ -1,61 +1,35 @@
 //! The flows of the corpus (`oracle/iptables-corpus.jsonl.gz`) as packets through real kernels that a proxy mode has programmed.
 
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 
 use testkit::oracle::Backend;
-use testkit::{Need, Netns, kernel_test};
+use testkit::{Need, kernel_test};
 
 use crate::flows::corpus::size;
-use crate::flows::difference::Kind;
 use crate::flows::flow::{Destination, Verdict};
 use crate::flows::objects::{Objects, objects};
 use crate::flows::programmed::Programmed;
 use crate::flows::restored::Restored;
-use crate::flows::{
-    Difference, Flow, NEEDS, Reference, Sampled, Scenario, Subject, broken, check, hold, scenarios, scenarios_of,
-};
+use crate::flows::{Flow, NEEDS, Reference, broken, check, hold, scenarios, scenarios_of};
 
 #[test]
 fn the_references_rules_do_as_it_says() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
-        hold(&mut Restored::new(Backend::Nft), Sampled::AsAsked(10));
+        hold(&mut Restored::new(Backend::Nft), 10);
     });
 }
 
 #[test]
 fn the_references_rules_do_as_it_says_in_the_legacy_back_end() {
     kernel_test(&[NEEDS, &[Need::IptablesLegacy]].concat(), || {
-        hold(&mut Restored::new(Backend::Legacy), Sampled::AsAsked(40));
+        hold(&mut Restored::new(Backend::Legacy), 40);
     });
 }
 
 #[test]
 fn each_mistake_in_the_rules_is_noticed() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || broken::are_all_noticed(Backend::Nft));
-}
-
-/// A mode that masquerades nothing, and explains that.
-struct WithoutMasquerading(Restored);
-
-impl Subject for WithoutMasquerading {
-    fn program(&mut self, node: &Netns, scenario: &Scenario) -> Result<(), Box<dyn Error>> {
-        self.0.change = broken::masquerades_nothing;
-        self.0.program(node, scenario)
-    }
-
-    fn explain(&self, _scenario: &Scenario, difference: &Difference) -> Option<&'static str> {
-        (difference.kind == Kind::Source).then_some("nothing is masqueraded")
-    }
-}
-
-#[test]
-fn what_a_subject_explains_is_counted() {
-    kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
-        let tally = hold(&mut WithoutMasquerading(Restored::new(Backend::Nft)), Sampled::OneIn(150));
-        assert!(tally.explained[&(Reference::Iptables28, "nothing is masqueraded")] > 5, "{tally:?}");
-    });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::flows::flow::{Destination, Verdict};
 use crate::flows::objects::Objects;
 use crate::flows::probe::{Fate, Source};
 use crate::flows::programmed::Programmed;
-use crate::flows::{Difference, Mode, Reference, Sampled, Scenario, hold};
+use crate::flows::{Difference, Mode, Reference, Scenario, hold};
 
 /// The ground's needs, and descriptors for the connections of a scenario, which stay open: some scenarios have more than 500.
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::OpenFiles(16_384)];
@@ -72,6 +72,6 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 fn connections_go_where_the_reference_sends_them() {
     kernel_test(NEEDS, || {
         let subject = Programmed::new(program, explain).held_to(Mode::Userspace, &[Reference::Iptables28]);
-        hold(&mut subject.ending_connections(), Sampled::AsAsked(60));
+        hold(&mut subject.ending_connections(), 60);
     });
 }
