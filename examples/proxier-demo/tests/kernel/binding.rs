@@ -156,10 +156,6 @@ fn routes_bind(rules: &str) {
 #[test]
 fn services_are_served_and_no_interface_has_their_addresses() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || serve_by_routes("iptables"));
-}
-
-#[test]
-fn services_are_served_and_no_interface_has_their_addresses_beside_a_table() {
     kernel_test(TABLE, || serve_by_routes("nftables"));
 }
 
@@ -206,10 +202,6 @@ fn serve_by_routes(rules: &'static str) {
 #[test]
 fn a_live_node_changes_its_binding() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || change_the_binding("iptables"));
-}
-
-#[test]
-fn a_live_node_changes_its_binding_beside_a_table() {
     kernel_test(TABLE, || change_the_binding("nftables"));
 }
 

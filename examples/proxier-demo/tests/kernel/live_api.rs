@@ -159,12 +159,16 @@ fn events_tell_and_never_stop_anything() {
         let mut bad = Service::new("bad", "10.96.3.2", &[]).object();
         bad["spec"]["ports"] = json!([{"name": "p", "port": 70000, "protocol": "TCP"}]);
         world.server.put(&bad);
+        let mut odd = Service::new("odd", "10.96.3.3", &[]).object();
+        odd["spec"]["ports"] = json!(5);
+        world.server.put(&odd);
         let source = ["--proxy-mode", "nftables", "--kubeconfig", &world.kubeconfig()];
         let running = Running::start(&source);
         for (reason, kind, name, note) in [
             ("Starting", "Node", "n1", ""),
             ("AddressConflict", "Service", "thief", "203.0.113.7:80"),
             ("InvalidField", "Service", "bad", "70000"),
+            ("Unreadable", "Service", "odd", "spec.ports"),
         ] {
             let told = || world.server.events().into_iter().find(|event| event["reason"] == reason);
             running.until(reason, || told().is_some());
@@ -183,61 +187,6 @@ fn events_tell_and_never_stop_anything() {
         assert_eq!(running.log().matches("Events are forbidden").count(), 1);
         assert!(running.end().success());
     });
-}
-
-/// An earlier process has programmed a Service and a slice that the next one cannot read.
-#[test]
-fn what_unreadable_objects_have_in_the_kernel_survives_a_restart() {
-    let ways: [(&str, &[Need], &str); 3] = [
-        ("nftables", &[Need::Root, Need::Nftables], "nft list ruleset"),
-        ("iptables", &[Need::Root, Need::IptablesNft], "iptables-save"),
-        ("ipvs", PROXY, "ipvsadm -Sn"),
-    ];
-    for (mode, needs, look) in ways {
-        kernel_test(needs, || {
-            set_up();
-            let web = Service::new("web", "10.96.0.10", &["10.244.1.5"]);
-            let other = Service::new("other", "10.96.0.11", &["10.244.1.6"]);
-            let world = World::new(vec![web.clone(), other.clone()]);
-            let arguments = ["--proxy-mode", mode, "--kubeconfig", &world.kubeconfig()];
-            let serves = |addresses: &[&str]| {
-                let held = tool(look);
-                addresses.iter().all(|address| held.contains(address))
-            };
-            let all = ["10.96.0.10", "10.244.1.5:8080", "10.96.0.11", "10.244.1.6:8080"];
-            let all = all.map(|address| if mode == "nftables" { address.split(':').next().unwrap() } else { address });
-            let running = Running::start(&arguments);
-            running.until("both", || serves(&all));
-            assert!(running.end().success());
-
-            for mut object in [web.object(), other.slice()] {
-                match object.get_mut("spec") {
-                    Some(spec) => spec["ports"] = json!(5),
-                    None => object["ports"] = json!(5),
-                }
-                world.server.put(&object);
-            }
-            let running = Running::start(&arguments);
-            running.until_logged("may belong to Services or EndpointSlices that cannot be read");
-            let new = Service::new("new", "10.96.0.12", &["10.244.1.7"]);
-            world.server.put(&new.object());
-            world.server.put(&new.slice());
-            running.until("a new Service", || serves(&["10.96.0.12", "10.244.1.7"]));
-            assert!(serves(&all), "{mode}: {}", tool(look));
-            running.until("Events", || {
-                let events = world.server.events();
-                let is_told = |name: &str| {
-                    events.iter().any(|of| of["reason"] == "Unreadable" && of["regarding"]["name"] == name)
-                };
-                is_told("web") && is_told("other")
-            });
-            world.server.delete("services", "demo", "web");
-            world.server.put(&other.slice());
-            running.until("the deleted one is gone", || !serves(&["10.96.0.10"]));
-            assert!(serves(&all[2..]), "{mode}: {}", tool(look));
-            assert!(running.end().success());
-        });
-    }
 }
 
 /// Programs of iptables that take long, as while another program has their lock.

@@ -47,12 +47,8 @@ const CHANGES: [&str; 4] = [
 ];
 
 #[test]
-fn nftables_mode_mends_its_table_at_once() {
+fn modes_mend_their_tables_at_once() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || mends_at_once("nftables", "proxier", "internal-4"));
-}
-
-#[test]
-fn ipvs_mode_mends_its_table_at_once() {
     kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || {
         mends_at_once("ipvs", "proxier-ipvs", "cluster-ip");
     });
@@ -177,12 +173,8 @@ fn keeps_its_table(mode: &str, table: &str) {
 }
 
 #[test]
-fn nftables_mode_keeps_its_table_where_it_may_own_it() {
+fn modes_keep_their_tables_where_they_may_own_them() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || keeps_its_table("nftables", "proxier"));
-}
-
-#[test]
-fn ipvs_mode_keeps_its_table_where_it_may_own_it() {
     kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || keeps_its_table("ipvs", "proxier-ipvs"));
 }
 
