@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
-use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, ask};
 use testkit::{Need, kernel_test};
@@ -24,16 +22,11 @@ fn service(family: Family) -> SocketAddr {
 
 impl Node {
     /// Serves the Service with these annotations and endpoints, with weights. A restarted process finds nothing to write.
-    fn serve(&mut self, annotations: Value, endpoints: &[(u8, u16)]) -> Report {
-        let report = self.serve_once(&annotations, endpoints);
-        self.restart();
-        report
-    }
-
-    fn serve_once(&mut self, annotations: &Value, endpoints: &[(u8, u16)]) -> Report {
+    fn serve(&mut self, annotations: Value, endpoints: &[(u8, u16)]) {
         self.service(1, &json!({ "annotations": annotations }));
         self.endpoints(1, endpoints);
-        self.settle()
+        self.settle();
+        self.restart();
     }
 
     /// Annotations that were refused.
@@ -142,55 +135,6 @@ fn by_client_in_nftables_mode() {
         node.serve(json!({"proxier/scheduler": "mh"}), &[(1, 1), (2, 1)]);
         let found: BTreeSet<u8> = (0..60).map(|_| answer(Family::V4, 1)).collect();
         assert_eq!(found.len(), 2);
-    });
-}
-
-/// Connections to an endpoint that leaves go on for the drain time, and are cut then; others go on.
-#[test]
-fn connections_are_cut_when_the_drain_time_is_over() {
-    in_mode(Kind::Nftables, |node| {
-        let annotations = json!({"proxier/drain-seconds": "90"});
-        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-        let mut held = hold();
-        assert_eq!(node.refused(), BTreeSet::new());
-        let before = node.serve_once(&annotations, &[(1, 1)]);
-        assert_eq!(before.applied.flows.total(), 0);
-        for one in held.values_mut() {
-            one.ask().unwrap();
-        }
-        // The endpoint comes back and leaves again: its time begins anew.
-        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-        node.serve_once(&annotations, &[(1, 1)]);
-        assert!(node.process.next_wake().unwrap() <= node.now + Duration::from_secs(90));
-        let early = node.serve_once(&annotations, &[(1, 1)]);
-        assert_eq!(early.applied.flows.total(), 0);
-        for one in held.values_mut() {
-            one.ask().unwrap();
-        }
-        let late = node.serve_once(&annotations, &[(1, 1)]);
-        assert!(late.applied.flows.v4 > 0 && late.applied.flows.v6 > 0, "{:?}", late.applied.flows);
-        for ((family, number), one) in &mut held {
-            assert_eq!(one.ask().is_ok(), *number == 1, "{family} {number}");
-        }
-        // A new process does not know who left before it, and waits the full time. Then the whole Service goes.
-        node.serve_once(&annotations, &[(1, 1), (2, 1)]);
-        let mut held = hold();
-        node.serve_once(&annotations, &[(1, 1)]);
-        node.process = process(node.mode);
-        for _ in 0..2 {
-            node.serve_once(&annotations, &[(1, 1)]);
-            for one in held.values_mut() {
-                one.ask().unwrap();
-            }
-        }
-        node.serve_once(&annotations, &[(1, 1)]);
-        for ((family, number), one) in &mut held {
-            assert_eq!(one.ask().is_ok(), *number == 1, "{family} {number}");
-        }
-        let none = json!({"proxier/drain-seconds": "0"});
-        node.serve_once(&none, &[(1, 1)]);
-        node.serve_once(&none, &[]);
-        assert!(held.values_mut().all(|one| one.ask().is_err()));
     });
 }
 

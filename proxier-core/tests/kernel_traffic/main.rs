@@ -12,7 +12,6 @@ mod guards;
 mod invalid;
 mod ipvs;
 mod ipvs_table;
-mod neighbours;
 mod nft;
 mod nftables;
 mod restart;
