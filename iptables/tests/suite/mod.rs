@@ -479,7 +479,8 @@ pub(crate) fn many_chains_are_written_in_parts(world: &impl World) {
     world.iptables().restore(&again).unwrap();
     assert_eq!(world.rules(), divided);
 
-    // Chains that exist count too if a rule jumps to them. What is deleted comes last, without its rules until then.
+    // Chains that exist count too if a rule jumps to them. What is deleted comes last: rules that lead there, its own,
+    // the chains.
     let mut change = Transaction::new();
     let nat = change.table(TableName::NAT);
     for service in &services[..6] {
@@ -488,11 +489,28 @@ pub(crate) fn many_chains_are_written_in_parts(world: &impl World) {
     }
     let parts = change.clone().divide(4, |_, _| true);
     let edits: Vec<usize> = parts.iter().flat_map(Transaction::tables).map(|table| table.edits().len()).collect();
-    assert_eq!(edits, [2, 2, 2, 12]);
+    assert_eq!(edits, [2, 2, 2, 4, 2, 4, 2]);
     for part in &parts {
         world.iptables().restore(part).unwrap();
     }
     let divided = world.rules();
+    let mut gone = Transaction::new();
+    let nat = gone.table(TableName::NAT);
+    for service in &services[..5] {
+        let (service, end) = (chain(service), chain(&format!("{service}-B")));
+        nat.edit(Edit::Delete(chain("HUB"), rule(&format!("-j {service}"))));
+        nat.delete_chain(end.clone()).delete_chain(service);
+    }
+    nat.edit(Edit::Append(chain("HUB"), rule("-j RETURN")));
+    let parts = gone.clone().divide(4, |_, chain| chain.as_str() != "SVC-4");
+    let edits: Vec<usize> = parts.iter().flat_map(Transaction::tables).map(|table| table.edits().len()).collect();
+    // What is not free is in the first.
+    assert_eq!(edits, [4, 4, 4, 4, 1, 4, 4, 1]);
+    for part in &parts {
+        world.iptables().restore(part).unwrap();
+    }
+    let hub: Vec<String> = world.rules().lines().filter(|line| line.contains("SVC-4")).map(str::to_owned).collect();
+    assert_eq!(hub, [""; 0]);
     world.iptables().restore(&whole).unwrap();
     world.iptables().restore(&change).unwrap();
     assert_eq!(world.rules().replace("-A OUTPUT -j HUB\n-A OUTPUT -j HUB\n", "-A OUTPUT -j HUB\n"), divided);

@@ -179,6 +179,28 @@ fn many_changed_chains_lead_to_endpoints_at_any_time() {
     assert_eq!(lines(&node.v4_rules()), lines(&whole));
 }
 
+/// So it deletes them, once nothing leads there.
+#[test]
+fn many_chains_are_deleted_after_what_leads_to_them() {
+    let mut node = with_backend(Backend::NfTables);
+    node.service("stays", json!({"clusterIP": "10.97.0.1"}));
+    node.slice("stays", &["10.244.0.1"]);
+    node.settles();
+    let without = node.v4_rules();
+    node.thousand_services();
+    node.settles();
+    (0..1_200).for_each(|number| node.no_service(&format!("s{number}")));
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).after_calls(3));
+    assert!(!node.pass().is_done());
+    let text = node.v4_rules();
+    let led_to = |text: &str| text.matches("-A KUBE-SERVICES -d 10.96.").count();
+    let chains = |text: &str| text.matches(":KUBE-").count();
+    assert_eq!(led_to(&text), 0);
+    assert!(chains(&text) > 3_600, "{}", chains(&text));
+    node.run(Duration::from_secs(30));
+    assert_eq!(node.v4_rules(), without);
+}
+
 #[test]
 fn a_change_writes_its_own_chains_and_reads_nothing() {
     let mut node = new();
