@@ -142,6 +142,16 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     // Only the reconciler's report ends it.
     health.updated(SystemTime::now());
     assert_eq!(get(address, "/livez").await.status, 503);
+    // A restart would begin a long pass again. One that began too late, or hangs, is like one that fails.
+    let secs = Duration::from_secs;
+    for (pending, pass, status) in [(61, 60, 200), (599, 599, 200), (601, 601, 503), (120, 1, 503)] {
+        let [Some(pending), Some(pass)] = [pending, pass].map(|ago| now.checked_sub(secs(ago))) else { return };
+        health.set_pending(Some(pending));
+        health.set_pass(Some(pass));
+        assert_eq!(get(address, "/livez").await.status, status, "{pending:?}");
+        assert_eq!(get(address, "/healthz").await.status, 503);
+    }
+    health.set_pass(None);
     health.set_pending(None);
     assert_eq!(get(address, "/livez").await.status, 200);
 
@@ -150,7 +160,7 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     assert_eq!((got.status, &got.json()["nodeEligible"]), (503, &json!(false)));
     assert_eq!(get(address, "/livez").await.status, 200, "the proxy itself is well");
     assert_eq!(get(address, "/other").await.status, 404);
-    assert_eq!(health.metrics(|metrics| (metrics.healthz, metrics.livez)), ([2, 2], [3, 2]));
+    assert_eq!(health.metrics(|metrics| (metrics.healthz, metrics.livez)), ([2, 6], [5, 4]));
 }
 
 #[tokio::test]

@@ -19,6 +19,10 @@ use crate::status::zpages;
 /// Failing requests to the API server are reported after this time; before, it may just be restarting.
 const NOTEWORTHY: Duration = Duration::from_secs(60);
 
+/// A pass may take this long before `/livez` judges it like one that has failed. Each program and each question to the
+/// kernel has a shorter limit, so a pass that lasts longer hangs.
+const LONGEST_PASS: Duration = Duration::from_secs(600);
+
 /// The proxy's state for the health servers, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
 pub struct Health {
@@ -33,6 +37,8 @@ struct Conditions {
     updated: Option<SystemTime>,
     /// Since when the kernel lacks a desired object.
     pending: Option<Instant>,
+    /// When the pass that runs now started.
+    pass: Option<Instant>,
     ready: bool,
     node_eligible: bool,
     is_ending: bool,
@@ -67,6 +73,11 @@ impl Health {
     /// Health depends only on the last value.
     pub fn set_pending(&self, since: Option<Instant>) {
         self.state().pending = since;
+    }
+
+    /// Records that a pass starts, or that it has ended.
+    pub fn set_pass(&self, start: Option<Instant>) {
+        self.state().pass = start;
     }
 
     /// A full pass has succeeded: this node serves everything in its lists. It stays ready.
@@ -152,8 +163,8 @@ impl Health {
 
     pub(super) fn slis(&self, now: Instant) -> String {
         let state = self.state();
-        let live = self.is_in_time(state.pending, now);
-        zpages::slis(&state.metrics, live && state.node_eligible, live)
+        let healthy = self.is_in_time(state.pending, now);
+        zpages::slis(&state.metrics, healthy && state.node_eligible, self.is_live(&state, now))
     }
 
     /// Whether nothing has been pending too long, and this process is not ending.
@@ -164,6 +175,12 @@ impl Health {
 
     fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {
         pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
+    }
+
+    /// Whether a restart would not help: while a pass runs, as when it started, because a restart would begin it again.
+    fn is_live(&self, state: &Conditions, now: Instant) -> bool {
+        let running = state.pass.filter(|start| now.saturating_duration_since(*start) < LONGEST_PASS);
+        self.is_in_time(state.pending, running.unwrap_or(now))
     }
 
     pub fn is_ready(&self) -> bool {
@@ -181,7 +198,8 @@ impl Health {
     pub(super) fn answer(&self, path: &str, now: Instant) -> Answer {
         let mut state = self.state();
         let current = SystemTime::now();
-        let healthy = self.is_in_time(state.pending, now);
+        let is_whole = path == "/healthz";
+        let healthy = if is_whole { self.is_in_time(state.pending, now) } else { self.is_live(&state, now) };
         // A healthy node is up to date now.
         let updated = text(state.updated.filter(|_| !healthy).unwrap_or(current).min(current));
         // One reconciler serves both families.
@@ -196,15 +214,12 @@ impl Health {
         for (kind, of) in state.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY)) {
             body["apiServerFailingSince"][kind] = text(of.since).into();
         }
-        let good = match path {
-            "/healthz" => {
-                body["nodeEligible"] = Value::from(state.node_eligible);
-                healthy && state.node_eligible
-            }
-            _ => healthy,
-        };
+        if is_whole {
+            body["nodeEligible"] = Value::from(state.node_eligible);
+        }
+        let good = healthy && (state.node_eligible || !is_whole);
         let metrics = &mut state.metrics;
-        let counters = if path == "/healthz" { &mut metrics.healthz } else { &mut metrics.livez };
+        let counters = if is_whole { &mut metrics.healthz } else { &mut metrics.livez };
         let [ok, unavailable] = counters;
         *if good { ok } else { unavailable } += 1;
         let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

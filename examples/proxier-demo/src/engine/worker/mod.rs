@@ -170,6 +170,7 @@ impl Worker {
                 pending = pending.or(Some(start));
             }
             self.health.set_pending(pending);
+            self.health.set_pass(Some(start));
             if let Some(report) = engine.pass() {
                 let is_first = !std::mem::replace(&mut self.has_passed, true);
                 self.report_pass(engine, &report, start);
@@ -196,6 +197,7 @@ impl Worker {
                 }
             }
             self.health.set_pending(engine.pending_since());
+            self.health.set_pass(None);
         }
     }
 
