@@ -3,8 +3,11 @@
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write as _};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::ports::SysctlChange;
 use serde_json::Value;
 
@@ -41,7 +44,43 @@ pub fn complain(lines: &str) {
         }
         return;
     }
-    let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
+    log(&format!("{}\n", Visible(lines)));
+}
+
+/// Writes an entry on standard error. Returns the number of entries dropped before it.
+pub(crate) fn log(entry: &str) -> u64 {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner).write(&mut io::stderr(), entry)
+}
+
+static LOG: Mutex<Log> = Mutex::new(Log { dropped: 0 });
+
+/// Standard error, whose reader may stop, such as a container runtime. Writes would then block this process, so that
+/// it would neither serve nor end.
+struct Log {
+    /// Number of entries since the reader stopped.
+    dropped: u64,
+}
+
+impl Log {
+    /// A pipe that takes anything takes this much (`pipe_poll`, `PIPE_BUF`).
+    const PIECE: usize = 4096;
+    /// How many milliseconds the first entry waits. Those after it do not wait, until there is a reader again.
+    const PATIENCE: u16 = 1000;
+
+    /// Drops the entry, or its end, if nobody reads.
+    fn write(&mut self, to: &mut (impl io::Write + AsFd), entry: &str) -> u64 {
+        let mut wait = PollTimeout::from(if self.dropped == 0 { Self::PATIENCE } else { 0 });
+        for piece in entry.as_bytes().chunks(Self::PIECE) {
+            let ready = poll(&mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)], wait);
+            if !ready.is_ok_and(|count| count > 0) {
+                self.dropped += 1;
+                return 0;
+            }
+            let _nobody_reads = to.write_all(piece);
+            wait = PollTimeout::from(Self::PATIENCE);
+        }
+        std::mem::take(&mut self.dropped)
+    }
 }
 
 /// Whether a character may disguise a text: control and format characters, such as those that change the direction, and
@@ -141,4 +180,37 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
         let _cannot_fail = writeln!(text, "{line}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// The kernel's thread stopped, and SIGTERM had no effect.
+    #[test]
+    fn a_log_that_nobody_reads_stops_nothing() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let (mut log, mut to) = (Log { dropped: 0 }, writer);
+        let entry = "x".repeat(999) + "\n";
+        let start = Instant::now();
+        let written = (0..1_000).take_while(|_| log.write(&mut to, &entry) == 0 && log.dropped == 0).count();
+        (0..1_000).for_each(|_| _ = log.write(&mut to, &entry));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        let mut read = vec![0; written * entry.len()];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(read, entry.repeat(written).as_bytes());
+        assert_eq!(log.write(&mut to, &entry), 1_001);
+        // An entry that does not fit at once is written whole while somebody reads.
+        let long = "y".repeat(1 << 20);
+        let whole = std::thread::scope(|scope| {
+            let mut read = vec![0; entry.len() + long.len()];
+            let read = scope.spawn(move || reader.read_exact(&mut read).map(|()| read));
+            assert_eq!((log.write(&mut to, &long), log.dropped), (0, 0));
+            read.join().unwrap().unwrap()
+        });
+        assert_eq!(whole, (entry + &long).into_bytes());
+    }
 }
