@@ -393,6 +393,22 @@ fn what_others_change_is_repaired_and_told() {
     }
 }
 
+/// The kernel's answer names the element, which is not the reason.
+#[test]
+fn a_table_that_vanished_is_made_again_after_the_next_change() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    delete_table(&node.kernel, "ip proxier");
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    let report = node.pass();
+    assert!(report.has_failed() && report.refused_by_kernel().next().is_none(), "{report:#?}");
+    let report = node.pass();
+    assert!(report.full && report.is_done(), "{report:#?}");
+    let text = &node.tables()["ip proxier"];
+    assert!(text.contains("10.96.0.1 . tcp . 80") && text.contains("10.96.0.2 . tcp . 80"), "{text}");
+}
+
 /// A family with a foreign table of our name is not served, the other one is.
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {

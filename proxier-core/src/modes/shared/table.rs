@@ -351,6 +351,8 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
             let (set, action) = of_elements.get(&number).copied()?;
             let part = match element {
+                // Not the element is missing, but its table, set or chain; or another program has added the element.
+                _ if action == Action::Add && is_of_the_state(&error) => return None,
                 Some(element) => changes.parts((set, action)).nth(element)??,
                 None if is_of_an_element(&error) => {
                     let suspects: BTreeSet<C::Part> = changes.parts((set, action)).flatten().gather();
