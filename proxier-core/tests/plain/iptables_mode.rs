@@ -227,6 +227,27 @@ fn a_change_writes_its_own_chains_and_reads_nothing() {
     assert_eq!(node.full().writes(), 0);
 }
 
+/// A program that deletes chains of one family deletes those of the other too.
+#[test]
+fn a_change_that_finds_chains_deleted_has_both_families_repaired() {
+    let mut node = new();
+    node.services(2);
+    node.settles();
+    let whole = node.rules(Side::Ipv6);
+    let mut gone = Transaction::new();
+    for table in [TableName::FILTER, TableName::NAT] {
+        gone.table(table).delete_chain(chain("KUBE-PROXY-CANARY"));
+    }
+    node.others(Side::Ipv4, &gone);
+    node.others(Side::Ipv6, &gone);
+    node.slice("s1", &["10.244.0.9"]);
+    assert!(node.pass().has_failed());
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert_eq!(node.rules(Side::Ipv6), whole);
+    node.has("--to-destination 10.244.0.9:8080");
+}
+
 #[test]
 fn while_the_lock_is_held_nothing_else_waits() {
     let mut node = with_backend(Backend::Legacy);

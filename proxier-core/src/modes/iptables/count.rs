@@ -43,7 +43,7 @@ impl Tally {
             let there = dump.table(&table).into_iter().flat_map(Table::chains);
             let there = there.filter(|chain| is_ours(chain.name.as_str()));
             let mut there: BTreeMap<&str, usize> = there.map(|chain| (chain.name.as_str(), chain.rules.len())).gather();
-            let (mut come, mut go) = (0_usize, 0_usize);
+            let mut come = 0_usize;
             let changes = transaction.tables().iter().filter(|change| *change.name() == table);
             for edit in changes.flat_map(TableEdit::edits) {
                 match edit {
@@ -54,15 +54,13 @@ impl Tally {
                     Edit::Append(chain, _) | Edit::Insert(chain, ..) if is_ours(chain.as_str()) => {
                         come = come.saturating_add(1);
                     }
-                    Edit::Delete(chain, _) if is_ours(chain.as_str()) => go = go.saturating_add(1),
                     Edit::Flush(chain) | Edit::DeleteChain(chain) => {
                         there.remove(chain.as_str());
                     }
                     _ => {}
                 }
             }
-            let total = there.into_values().fold(come, usize::saturating_add);
-            ((table.clone(), total.saturating_sub(go)), (table, come))
+            ((table.clone(), there.into_values().fold(come, usize::saturating_add)), (table, come))
         };
         names::TABLES.into_iter().map(count).unzip()
     }
