@@ -291,7 +291,8 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Overlap => "a range overlaps another; delete that first, or join them",
             ErrorKind::Loop => "jumps lead in a circle or nest too deeply",
             ErrorKind::Unsupported => {
-                "the kernel does not support it, or not in this place; load nf_tables or leave it out"
+                "the kernel does not support it, or not at this hook, in this family or with these flags; if it lacks \
+                 nf_tables, load that module"
             }
             ErrorKind::Rejected => "the kernel does not take a value of it",
             ErrorKind::GenerationChanged => "the rule set changed meanwhile; read it again",
