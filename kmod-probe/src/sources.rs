@@ -220,8 +220,15 @@ fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
             let path = format!("{directory}/{file}");
             // A file that cannot be read forbids nothing.
             let text = root.read(&path, LARGEST).unwrap_or_default();
-            for (line, words) in (1..).zip(String::from_utf8_lossy(&text).lines()) {
-                let words: Vec<&str> = words.split_whitespace().collect();
+            let mut whole = String::new();
+            for (line, text) in (1..).zip(String::from_utf8_lossy(&text).lines()) {
+                // A backslash at the end: the next line continues this one (`freadline_wrapped` in kmod).
+                whole.push_str(text.strip_suffix('\\').unwrap_or(text));
+                if text.ends_with('\\') {
+                    continue;
+                }
+                let whole = std::mem::take(&mut whole);
+                let words: Vec<&str> = whole.split_whitespace().collect();
                 let ["install", name, command, ..] = words.as_slice() else { continue };
                 let Ok(module) = ModuleName::new(name) else { continue };
                 if NOTHING.contains(command) {

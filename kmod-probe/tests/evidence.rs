@@ -161,6 +161,10 @@ fn a_forbidden_module_and_those_that_need_it_are_missing() {
     );
     tree.write("proc/modules", "ip_vs 1 0 - Live 0x0\n");
     assert_eq!(state(&tree, "scheduler rr"), State::Loadable, "what it needs is in memory");
+    // Lines that end with a backslash continue, those of a comment too.
+    tree.write("etc/modprobe.d/z.conf", "# why \\\ninstall ip_set /bin/false\ninst\\\nall dum\\\nmy \\\n /bin/false\n");
+    let report = tree.report();
+    assert_eq!([find(&report, "ip_set").state, find(&report, "dummy").state], [State::Loadable, State::Missing]);
 }
 
 /// The kernel compares exact names, and the last list applies. `modprobe.blacklist` is ignored for a module that is asked for by name.
