@@ -2,7 +2,8 @@
 //!
 //! Feature `kernel` implements them with this project's clients. Feature `testing` has fakes that follow the kernel's
 //! rules and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for
-//! long or makes decisions: failures are returned as [`PortError`].
+//! long or makes decisions: failures, such as an incomplete reading, are returned as [`PortError`]. A method names the
+//! kinds that mean something to a pass.
 //!
 //! # A custom port
 //!
@@ -136,60 +137,40 @@ impl fmt::Debug for Ports<'_> {
 
 /// Virtual and real servers.
 pub trait Ipvs {
-    /// Reads all virtual servers, including those of other programs. The result is complete.
-    ///
-    /// # Errors
-    /// If it could not be read completely. A kernel without the module `ip_vs` is
-    /// [`Unavailable`](PortErrorKind::Unavailable).
+    /// Reads all virtual servers, including those of other programs; [`Unavailable`](PortErrorKind::Unavailable) on a
+    /// kernel without the module `ip_vs`.
     fn snapshot(&mut self) -> Result<Snapshot>;
 
     /// Reads all virtual servers once: some may be missing or repeated if other programs change them meanwhile.
-    ///
-    /// # Errors
-    /// As [`Ipvs::snapshot`].
     fn snapshot_once(&mut self) -> Result<Snapshot> {
         self.snapshot()
     }
 
     /// Whether the virtual servers, without their real servers, are still those of a snapshot. If so, none was missing.
-    ///
-    /// # Errors
-    /// If they could not be read.
     fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool> {
         // A complete snapshot needs no second check.
         let _ = snapshot;
         Ok(true)
     }
 
-    /// Reads the real servers of one virtual server with their connections.
-    ///
-    /// # Errors
-    /// [`NotFound`](PortErrorKind::NotFound) if the virtual server does not exist.
+    /// Reads the real servers of one virtual server with their connections; [`NotFound`](PortErrorKind::NotFound) if it
+    /// does not exist.
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>>;
 
     /// Carries out operations in order. A refused operation does not stop the following ones.
     fn run(&mut self, operations: &[&Operation]) -> ItemFailures;
 
     /// Timeouts of connections.
-    ///
-    /// # Errors
-    /// If they could not be read.
     fn timeouts(&mut self) -> Result<Timeouts>;
 
     /// Changes timeouts.
-    ///
-    /// # Errors
-    /// If the kernel refused.
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()>;
 }
 
 /// The sets that rules use. No other sets are ever read or written.
 pub trait Sets {
-    /// The entries of a set; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// [`Invalid`](PortErrorKind::Invalid) if a set of this name has another type or family, and so belongs to
-    /// another program.
+    /// The entries of a set; `None` if it does not exist. [`Invalid`](PortErrorKind::Invalid) if a set of this name has
+    /// another type or family, and so belongs to another program.
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>>;
 
     /// Whether any set may exist, of any program: asking for one loads the module. Default yes.
@@ -198,10 +179,8 @@ pub trait Sets {
     }
 
     /// Creates a set with room for at least this many entries, unless one of this type and family exists.
-    ///
-    /// # Errors
-    /// [`Invalid`](PortErrorKind::Invalid) if it exists with another type,
-    /// [`Unavailable`](PortErrorKind::Unavailable) without the module.
+    /// [`Invalid`](PortErrorKind::Invalid) if it exists with another type, [`Unavailable`](PortErrorKind::Unavailable)
+    /// without the module.
     fn create(&mut self, set: NamedSet, room: usize) -> Result<()>;
 
     /// Adds entries. An existing one counts as added.
@@ -211,56 +190,37 @@ pub trait Sets {
     fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures;
 
     /// Brings a set to exactly these entries, atomically for packets, with more room if needed. Rules that use it stay
-    /// valid, and no entry that is still desired is missing at any moment. A missing set is created with all entries at
-    /// once.
-    ///
-    /// # Errors
-    /// As [`Sets::create`]. Even after an error no existing entry that is still desired is missing.
+    /// valid, and no entry that is still desired is missing at any moment, not even after an error. A missing set is
+    /// created with all entries at once.
     fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()>;
 
     /// Whether a process that was killed while it created or replaced this set left an unfinished one behind;
     /// [`Sets::destroy`] removes both. The set itself may be missing. Default: no.
-    ///
-    /// # Errors
-    /// If the sets could not be listed.
     fn has_unfinished(&mut self, set: NamedSet) -> Result<bool> {
         let _ = set;
         Ok(false)
     }
 
-    /// Destroys a set; not an error if it does not exist.
-    ///
-    /// # Errors
-    /// [`Busy`](PortErrorKind::Busy) while a rule uses it.
+    /// Destroys a set, if it exists; [`Busy`](PortErrorKind::Busy) while a rule uses it.
     fn destroy(&mut self, set: NamedSet) -> Result<()>;
 }
 
 /// The dummy device, and this host's addresses and gateways.
 pub trait Links {
-    /// Whether the dummy device exists.
-    ///
-    /// # Errors
-    /// [`Invalid`](PortErrorKind::Invalid) if a device of another type has its name; its addresses belong to
-    /// another program.
+    /// Whether the dummy device exists. [`Invalid`](PortErrorKind::Invalid) if a device of another type has its name; its
+    /// addresses belong to another program.
     fn has_device(&mut self, name: &str) -> Result<bool>;
 
     /// Creates the dummy device, unless it exists. It stays down, which does not affect its addresses.
-    ///
-    /// # Errors
-    /// [`Invalid`](PortErrorKind::Invalid) if another device has its name,
-    /// [`Unavailable`](PortErrorKind::Unavailable) without the module.
+    /// [`Invalid`](PortErrorKind::Invalid) if another device has its name, [`Unavailable`](PortErrorKind::Unavailable)
+    /// without the module.
     fn create_device(&mut self, name: &str) -> Result<()>;
 
-    /// Deletes the dummy device with its addresses; not an error if it does not exist.
-    ///
-    /// # Errors
-    /// [`Invalid`](PortErrorKind::Invalid) if the device of this name is not a dummy device.
+    /// Deletes the dummy device with its addresses, if it exists; [`Invalid`](PortErrorKind::Invalid) if the device of
+    /// this name is not a dummy device.
     fn delete_device(&mut self, name: &str) -> Result<()>;
 
     /// Reads the addresses of every interface, including interfaces without any.
-    ///
-    /// # Errors
-    /// If they could not be read completely.
     fn addresses(&mut self) -> Result<HostAddresses>;
 
     /// Whether a device is a bridge. `false` by default, and for a device that is missing or cannot be read.
@@ -270,9 +230,6 @@ pub trait Links {
     }
 
     /// Reads the gateways of the default routes of both families: of routes for at least an eighth of all addresses.
-    ///
-    /// # Errors
-    /// If the routes could not be read completely.
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>>;
 
     /// Adds addresses to the device, as `/32` or `/128`. An existing one counts as added.
@@ -295,19 +252,14 @@ pub struct SysctlChange {
 
 /// Values below `/proc/sys`.
 pub trait Sysctls {
-    /// Reads a value, without surrounding white space. `path` is below `/proc/sys`: `net/ipv4/ip_forward`.
-    ///
-    /// # Errors
-    /// [`NotFound`](PortErrorKind::NotFound) if this kernel does not have it.
+    /// Reads a value, without surrounding white space; [`NotFound`](PortErrorKind::NotFound) if this kernel does not have
+    /// it. `path` is below `/proc/sys`: `net/ipv4/ip_forward`.
     fn get(&mut self, path: &str) -> Result<String>;
 
     /// Whether it can be written. Some values belong to the whole host and are read-only in a network namespace.
     fn can_set(&mut self, path: &str) -> bool;
 
     /// Writes a value.
-    ///
-    /// # Errors
-    /// [`NotFound`](PortErrorKind::NotFound), [`Permission`](PortErrorKind::Permission).
     fn set(&mut self, path: &str, value: &str) -> Result<()>;
 }
 
@@ -322,69 +274,43 @@ pub struct NotCommitted {
 
 /// nf_tables tables.
 pub trait Tables {
-    /// The generation of the rule set, which grows with every change by any program.
-    ///
-    /// # Errors
+    /// The generation of the rule set, which grows with every change by any program;
     /// [`Unavailable`](PortErrorKind::Unavailable) without nf_tables.
     fn generation(&mut self) -> Result<u32>;
 
     /// Reads a table with all its contents in one generation; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// If it could not be read completely.
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>>;
 
     /// Reads a table without its contents; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// If the request failed.
     fn table(&mut self, table: &TableKey) -> Result<Option<Table>> {
         Ok(self.read(table)?.map(|read| read.table.table))
     }
 
     /// Whether a table has a chain of this name. `false` without the table.
-    ///
-    /// # Errors
-    /// If the request failed.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
         Ok(self.chains(table)?.iter().any(|found| found.chain.key.name.as_str() == chain))
     }
 
     /// Lists all tables, of all programs. Default: none.
-    ///
-    /// # Errors
-    /// If the request failed.
     fn list(&mut self) -> Result<Vec<TableKey>> {
         Ok(Vec::new())
     }
 
     /// Lists the chains of a table; none if it does not exist.
-    ///
-    /// # Errors
-    /// If the request failed.
     fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>> {
         Ok(self.read(table)?.map(|read| read.chains).unwrap_or_default())
     }
 
     /// Lists the rules of a chain, in order; none if it does not exist.
-    ///
-    /// # Errors
-    /// If the request failed.
     fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>> {
         let rules = self.read(&chain.table)?.map(|read| read.rules).unwrap_or_default();
         Ok(rules.into_iter().filter(|rule| rule.chain == *chain).collect())
     }
 
     /// Lets the kernel check all changes without applying them.
-    ///
-    /// # Errors
-    /// As [`Tables::commit`].
     fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted>;
 
-    /// Applies all changes atomically, or none.
-    ///
-    /// # Errors
-    /// The kernel's refusal. [`Unknown`](PortErrorKind::Unknown) if the kernel may have applied the changes.
+    /// Applies all changes atomically, or none; [`Unknown`](PortErrorKind::Unknown) if the kernel may have applied them.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted>;
 }
 
@@ -415,15 +341,9 @@ pub trait Conntrack {
     /// Deletes a family's flows of a protocol to these addresses and ports that none of the listed endpoints answers.
     /// Returns their number. For TCP, the kernel then treats the next packet of a connection as the first of a new one.
     /// Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
-    ///
-    /// # Errors
-    /// [`Unavailable`](PortErrorKind::Unavailable) without the module; also if the table could not be listed.
     fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize>;
 
     /// The addresses and ports with UDP flows that [`forget_flows`](Conntrack::forget_flows) would delete. Read-only.
-    ///
-    /// # Errors
-    /// As [`forget_flows`](Conntrack::forget_flows).
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>>;
 }
 
@@ -482,9 +402,6 @@ impl fmt::Display for LocalRoute {
 /// such a network end on this host, without binding any address.
 pub trait LocalNetworks {
     /// Networks of this owner's routes, with the source address of each. Other programs' routes are not listed.
-    ///
-    /// # Errors
-    /// If the routes could not be read completely.
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>>;
 
     /// Makes networks local. A network that this owner already has gets this source, without an interruption.
@@ -508,17 +425,11 @@ pub trait Relays {
         None
     }
 
-    /// Applies settings to all listeners.
-    ///
-    /// # Errors
-    /// If this process cannot relay at all: no descriptor.
+    /// Applies settings to all listeners. Fails if this process cannot relay at all: no descriptor.
     fn configure(&mut self, settings: &Settings) -> Result<()>;
 
-    /// Listens, or changes the endpoints of a listener.
-    ///
-    /// # Errors
-    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if another program has the port. Nothing listens there
-    /// then.
+    /// Listens, or changes the endpoints of a listener. [`AlreadyExists`](PortErrorKind::AlreadyExists) if another
+    /// program has the port; nothing listens there then.
     fn serve(&mut self, listener: &Listener) -> Result<()>;
 
     /// Stops listening; not an error if nothing listens there. Connections continue until either side closes them.

@@ -10,16 +10,12 @@ use crate::net::Family;
 
 /// Rules of both families, over iptables-save and iptables-restore.
 pub trait Rules {
-    /// Whether the program can masquerade with random ports (`--random-fully`).
-    ///
-    /// # Errors
+    /// Whether the program can masquerade with random ports (`--random-fully`);
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if this family has no program.
     fn has_random_fully(&mut self, family: Family) -> Result<bool>;
 
     /// Reads the tables nat and filter, with the rules of all programs. A table that was never used may be missing. If
     /// nft has added something to a chain that iptables cannot express, its rules only have targets and comments.
-    ///
-    /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if no program for this family works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump>;
 
@@ -31,18 +27,12 @@ pub trait Rules {
 
     /// Like [`Rules::dump`], for this back end, in use or not. Loads no module of a back end without tables. Default:
     /// nothing.
-    ///
-    /// # Errors
-    /// As [`Rules::dump`].
     fn dump_of(&mut self, backend: Backend, family: Family) -> Result<iptables::Dump> {
         let _ = (backend, family);
         Ok(iptables::Dump::default())
     }
 
     /// Like [`Rules::restore`], for this back end, in use or not. Default: refused.
-    ///
-    /// # Errors
-    /// As [`Rules::restore`].
     fn restore_to(&mut self, backend: Backend, family: Family, transaction: &iptables::Transaction) -> Result<()> {
         let _ = (family, transaction);
         Err(PortError::new(super::PortErrorKind::Unavailable, format!("no rules of the {backend} back end")))
@@ -84,43 +74,31 @@ pub trait Rules {
         let _ = wait;
     }
 
-    /// The names of the existing packet counters ([`Rules::make_counters`]). Default: the kernel does not support them.
-    ///
-    /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) if the kernel does not support them.
+    /// The names of the existing packet counters ([`Rules::make_counters`]). Default:
+    /// [`Unavailable`](super::PortErrorKind::Unavailable), as on a kernel that does not support them.
     fn counters(&mut self) -> Result<BTreeSet<String>> {
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
     /// Creates named packet counters (nfacct) to which rules can refer, unless they exist. Default: not supported.
-    ///
-    /// # Errors
-    /// As [`Rules::counters`].
     fn make_counters(&mut self, names: &[&str]) -> Result<()> {
         let _ = names;
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
     /// Deletes counters to which no rule refers; returns how many. Missing ones count as deleted. Default: none.
-    ///
-    /// # Errors
-    /// As [`Rules::counters`].
     fn delete_counters(&mut self, names: &[&str]) -> Result<usize> {
         let _ = names;
         Ok(0)
     }
 
     /// Lets the program check a transaction, without changes: whether it and the kernel support every match and target.
-    /// The kernel may load modules.
-    ///
-    /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) if the program or the kernel lacks a match or target.
+    /// The kernel may load modules. [`Unavailable`](super::PortErrorKind::Unavailable) if the program or the kernel lacks
+    /// a match or target.
     fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()>;
 
-    /// Applies a transaction; each table is changed as a whole or not at all.
-    ///
-    /// # Errors
-    /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) if another program held the lock too long.
+    /// Applies a transaction; each table is changed as a whole or not at all. An error has the refused line;
+    /// [`Busy`](super::PortErrorKind::Busy) if another program held the lock too long.
     fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()>;
 
     /// Like [`Rules::restore`] for several families, each with transactions that are applied in order until one fails.
