@@ -160,19 +160,6 @@ fn number(of: Option<i64>) -> Option<String> {
 }
 
 impl Annotation {
-    /// Removed annotations, and what to use instead.
-    pub(super) const REMOVED: &'static [(&'static str, &'static str)] = &[
-        (
-            "proxier/proxy-protocol",
-            "no longer exists; with externalTrafficPolicy: Local endpoints see clients' addresses in every mode but userspace",
-        ),
-        ("proxier/proxy-protocol-ports", "no longer exists, like proxier/proxy-protocol"),
-        ("proxier/persistence-prefix-ipv4", "no longer exists; each client counts for itself"),
-        ("proxier/persistence-prefix-ipv6", "no longer exists; each client counts for itself"),
-        ("proxier/min-connections", "no longer exists; three quarters of proxier/max-connections count"),
-        ("proxier/one-packet", "no longer exists; UDP is served as usual, with answers"),
-    ];
-
     /// The names that are read; the first one takes precedence.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.alias)

@@ -15,36 +15,7 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// [`Annotation`](super::Annotation) lists them. If both names exist the first one counts. An invalid value is reported
 /// and the configuration applies. An unknown annotation that begins with `proxier/` is reported, too.
 ///
-/// # Other modes
-///
-/// Annotations with a star also work in nftables mode, which reports and ignores the others. `rr` and `wrr` mean this
-/// mode's usual random choice. `sh` and `mh` choose by the client's address; with `sh-port` or `mh-port`, or `mh`
-/// without flags, also by its port. They choose from Maglev's table, which is the same on all nodes with the same
-/// endpoints. Session affinity takes precedence over `sh` and `mh`.
-///
-/// iptables and userspace mode behave like kube-proxy's: all annotations are ignored, which is reported once per
-/// Service.
-///
-/// # Weights
-///
-/// The annotation `proxier/weights` of an EndpointSlice sets weights by address: `10.0.0.1=3, 10.0.0.2=0`. An
-/// endpoint's weight is the product of this, of its zone's and of its node's ([`Node::WEIGHT`](super::Node::WEIGHT)),
-/// each 1 by default, and at most
-/// 65535. With 0 it accepts no new connections and keeps existing ones while it is an endpoint. Schedulers `rr` and
-///        `lc` only distinguish 0. `wrr` and `wlc` distribute by weight, and so do other modes if no scheduler is set.
-///        Those use slots, of which an endpoint gets as many as its weight. This is exact if the weights, divided by
-///        their common divisor, add up to at most 256 (or eight per endpoint). Otherwise they are rounded to that many
-///        slots, and a weight above 0 gets at least one.
-///
-/// # Forwarding
-///
-/// All methods except masquerading leave packets unchanged, and the endpoint replies to the client directly. It needs
-/// the external address on a device that does not answer ARP for it (`lo`, `tunl0`), and its port must be the
-/// Service's. Cluster IPs and node ports are therefore always masqueraded, and so are external addresses if an
-/// endpoint's port differs. Clients' addresses are kept with any `externalTrafficPolicy`. Programs on nodes must use
-/// the cluster IP, since the external address is the node's own. If replies of an endpoint pass a node with the
-/// address, their input device needs `accept_local` 1 and `rp_filter` 0. GRE and GUE need Linux 5.3; older kernels use
-/// IP in IP.
+/// `docs/policy.md` of the repository describes what each mode does with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Balancing {
     /// The scheduler.
@@ -90,10 +61,7 @@ fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
             weights::OF_ADDRESSES => "EndpointSlices have it, not Services; ignored",
             Node::WEIGHT => "Nodes have it, not Services; ignored",
             _ if is_read => continue,
-            name => {
-                let removed = Annotation::REMOVED.iter().find(|(removed, _)| *removed == name);
-                removed.map_or("no annotation of this name is read; ignored", |(_, instead)| instead)
-            }
+            _ => "no annotation of this name is read; ignored",
         };
         report.reject(path(name), value, reason);
     }
