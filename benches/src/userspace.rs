@@ -13,7 +13,7 @@ use nix::sys::socket::{Backlog, listen};
 use nix::unistd::pipe2;
 use proxier_core::kernel::Relay;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-use proxier_core::ports::{Listener, Settings};
+use proxier_core::ports::{Listener, Relays as _, Settings};
 
 use crate::namespace::{collect, tell};
 use crate::program::Killed;
@@ -89,7 +89,7 @@ fn relay(way: &str) -> Result<Box<dyn Any>, Failure> {
             Box::new(thread::spawn(each))
         }
         OURS => {
-            let mut relay = Relay::start(Settings::default())?;
+            let mut relay = Relay::new(Settings::default());
             let key = FrontendKey::new(Protocol::Tcp, SERVICE.ip(), SERVICE.port());
             let endpoint = EndpointKey::new(SERVER.ip(), SERVER.port());
             relay.serve(&Listener::new(key, "bench").with_endpoints([endpoint]))?;

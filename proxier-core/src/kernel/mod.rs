@@ -1,13 +1,6 @@
 //! The ports over the running kernel (feature `kernel`).
 //!
-//! [`KernelPorts`] has one of each:
-//! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`;
-//! * [`LinksPort`], devices and addresses over rtnetlink, with many addresses per send;
-//! * [`SysctlsPort`]: files below `/proc/sys`;
-//! * [`TablesPort`] over `nftables`;
-//! * [`ConntrackPort`]: tracked connections over nfnetlink;
-//! * [`RoutesPort`]: networks that are local as a whole, over rtnetlink;
-//! * [`RelaysPort`], listeners of this process, on threads that it starts at first use.
+//! [`KernelPorts`] has one of each. Many addresses are sent at once; listeners run on threads that start at first use.
 //!
 //! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, not by their
 //! text.
@@ -71,7 +64,6 @@ mod error;
 mod ipvs;
 mod lazy;
 mod relay;
-mod relays;
 mod release;
 mod rtnetlink;
 mod rules;
@@ -87,7 +79,7 @@ use std::time::Duration;
 use iptables::{Backend, BackendChoice, Limits, System};
 
 use crate::net::FrontendKey;
-use crate::ports::{Ports, Result, lend};
+use crate::ports::{Ports, Result, Settings, lend};
 
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
@@ -102,7 +94,6 @@ pub use {
     conntrack::ConntrackPort,
     ipvs::IpvsPort,
     relay::Relay,
-    relays::RelaysPort,
     rtnetlink::{LinksPort, RoutesPort},
     rules::RulesPort,
     sets::SetsPort,
@@ -153,7 +144,7 @@ pub struct KernelPorts {
     tables: TablesPort,
     conntrack: ConntrackPort,
     routes: RoutesPort,
-    relays: RelaysPort,
+    relays: Relay,
 }
 
 impl KernelPorts {
@@ -177,7 +168,7 @@ impl KernelPorts {
             tables: TablesPort::new(nftables::Client::open),
             conntrack: ConntrackPort::default(),
             routes: RoutesPort::default(),
-            relays: RelaysPort::default(),
+            relays: Relay::new(Settings::default()),
         })
     }
 

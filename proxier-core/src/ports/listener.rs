@@ -35,7 +35,6 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// A listener without endpoints, for all clients.
     pub fn new(key: FrontendKey, group: impl Into<Arc<str>>) -> Self {
         Listener {
             key,
@@ -50,7 +49,6 @@ impl Listener {
         }
     }
 
-    /// Sets these endpoints, in any order, for all clients.
     #[must_use]
     pub fn with_endpoints(mut self, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
         let sorted: BTreeSet<EndpointKey> = endpoints.into_iter().collect();
@@ -68,7 +66,6 @@ impl Listener {
         }
     }
 
-    /// Whether any client gets an endpoint.
     pub fn serves_anybody(&self) -> bool {
         !self.inside.is_empty() || !self.outside.is_empty()
     }
@@ -116,8 +113,7 @@ pub struct Settings {
     pub udp_idle: Duration,
     /// Most file descriptors in use: one for a listener or a flow, two for a connection. Listeners get at most half of
     /// them, and the clients of one Service port three times what is left. Pipes, two each, are opened while half are
-    /// free. By default the process's limit when the relay starts, minus a quarter or 256, whichever is more, but at
-    /// least half.
+    /// free. By default the process's limit, minus a quarter or 256, whichever is more, but at least half.
     pub max_descriptors: Option<usize>,
 }
 

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use proxier_core::kernel::{Relay, RoutesPort};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-use proxier_core::ports::{Listener, LocalNetworks, LocalRoute, PortErrorKind, RouteOwner, Settings};
+use proxier_core::ports::{Listener, LocalNetworks, LocalRoute, PortErrorKind, Relays, RouteOwner, Settings};
 use testkit::traffic::NameServer;
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
@@ -66,7 +66,7 @@ fn relay() -> Relay {
 fn relay_with(change: impl FnOnce(&mut Settings)) -> Relay {
     let mut settings = Settings::default();
     change(&mut settings);
-    Relay::start(settings).unwrap()
+    Relay::new(settings)
 }
 
 /// A relay that serves `10.96.0.1:80` with these endpoints.
@@ -666,7 +666,7 @@ fn only_allowed_clients_are_served() {
             own: Arc::new(own.iter().map(|text| text.parse().unwrap()).collect()),
             ..Settings::default()
         };
-        let mut relay = Relay::start(settings(&[])).unwrap();
+        let mut relay = Relay::new(settings(&[]));
         let mut guarded = listener("TCP 10.96.0.1:80", &[server.address()]);
         guarded.sources = Some(Arc::new(["10.244.0.4/30".parse().unwrap()]));
         relay.serve(&guarded).unwrap();
@@ -683,7 +683,7 @@ fn only_allowed_clients_are_served() {
         local.outside = Arc::new([]);
         relay.serve(&local).unwrap();
         assert_turned_away(try_from("10.244.0.5", at("10.96.0.2:80")));
-        relay.configure(settings(&["10.244.0.5"]));
+        relay.configure(&settings(&["10.244.0.5"])).unwrap();
         assert_eq!(name(&mut client_from("10.244.0.5", at("10.96.0.2:80"))), server.address());
     });
 }
@@ -764,7 +764,7 @@ fn listeners_clients_and_pipes_share_descriptors() {
             assert_eq!(error.kind(), PortErrorKind::Full);
             let expected = format!("listening on {}: no file descriptor is left for it: ", one_more.key);
             assert!(error.to_string().starts_with(&expected), "{error}");
-            assert_eq!(relay.listeners().filter(|of| of.key == one_more.key).count(), 0);
+            assert_eq!(relay.listeners().get(&one_more.key), None);
         }
         let reach = |number: u8| client(SocketAddr::from(([10, 96, 0, number], 80)));
         let mut open: Vec<TcpStream> = (1..=4).map(reach).collect();
@@ -887,7 +887,7 @@ fn a_port_of_another_program_is_named_and_all_else_goes_on() {
             let error = relay.serve(&taken).unwrap_err();
             assert_eq!(error.kind(), PortErrorKind::AlreadyExists);
             assert!(error.to_string().starts_with(&format!("listening on {service}: ")), "{error}");
-            assert_eq!(relay.listeners().filter(|listener| listener.key == taken.key).count(), 0);
+            assert_eq!(relay.listeners().get(&taken.key), None);
             relay.serve(&listener("TCP 10.96.0.2:80", &[server.address()])).unwrap();
             assert_eq!(name(&mut client(at("10.96.0.2:80"))), server.address());
             drop(stranger);
@@ -971,7 +971,7 @@ fn a_udp_flow_lives_while_it_is_used() {
         test(|| {
             let servers = pods.map(Echo::start);
             let mut settings = Settings { udp_idle: LIMIT, ..Settings::default() };
-            let mut relay = Relay::start(settings.clone()).unwrap();
+            let mut relay = Relay::new(settings.clone());
             let addresses = [servers[0].address, servers[1].address];
             relay.serve(&listener(&format!("UDP {service}"), &addresses)).unwrap();
             let mine = udp_client(from, service);
@@ -985,7 +985,7 @@ fn a_udp_flow_lives_while_it_is_used() {
             assert_eq!(relay.counts().flows, 2);
             // Flows that begin later live for a short time.
             settings.udp_idle = Duration::from_millis(300);
-            relay.configure(settings);
+            relay.configure(&settings).unwrap();
             let other = udp_client(from, service);
             let begin = Instant::now();
             let third = ask(&other, "one");

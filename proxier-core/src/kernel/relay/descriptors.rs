@@ -3,12 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use nix::sys::resource::{Resource, getrlimit};
+
 /// Most descriptors for the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
 
-/// Number of descriptors for the relay, out of those of the process. A quarter stays free, or as many as the rest of
-/// the process needs. The relay gets at least half.
-pub(super) fn share(open_files: usize) -> usize {
+/// Number of descriptors for the relay, out of those of the process.
+pub(super) fn own_share() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).ok().and_then(|(open_files, _)| usize::try_from(open_files).ok());
+    share(limit.unwrap_or(usize::MAX))
+}
+
+/// A quarter stays free, or as many as the rest of the process needs. The relay gets at least half.
+fn share(open_files: usize) -> usize {
     let others = open_files.wrapping_div(4).max(OTHERS).min(open_files.wrapping_div(2));
     open_files.saturating_sub(others)
 }

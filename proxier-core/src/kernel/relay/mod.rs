@@ -24,16 +24,16 @@ use std::thread::{Builder as Thread, JoinHandle, available_parallelism};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::resource::{Resource, getrlimit};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
 use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
-use crate::ports::{Counts, Listener, PortError, PortErrorKind, Result, Settings};
-use descriptors::{Descriptors, Use, share};
-use server::{Group, Server, Shared, lock};
+use crate::pack::Gather as _;
+use crate::ports::{Counts, Listener, PortError, PortErrorKind, Relays, Result, Settings};
+use descriptors::{Descriptors, Use};
+use server::{Group, Server, Shared, lock, spare};
 use udp::UdpServer;
 
 /// Most threads. One moves several gigabytes per second.
@@ -41,21 +41,21 @@ const MOST_THREADS: usize = 4;
 /// Time limit for a task to release a listener.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// Listens on addresses and ports, and forwards connections and datagrams to endpoints, until it is dropped.
+/// Listens on addresses and ports, and forwards connections and datagrams to endpoints, until it is dropped. Its threads
+/// start at the first use. Connections end when it is dropped; [`Relay::finish`] lets them finish first.
 ///
-/// Sockets are opened in the network namespace of the thread that calls [`Relay::start`] and [`Relay::serve`], which
-/// must be the same.
+/// All calls must come from one network namespace.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Relay {
     shared: Arc<Shared>,
-    /// Only `None` while this is dropped.
+    /// `None` before the first use.
     runtime: Option<Runtime>,
-    tasks: Handle,
     held: BTreeMap<FrontendKey, BoundListener>,
     groups: BTreeMap<Arc<str>, Weak<Group>>,
     /// Closed listeners that have connections.
     closed: Vec<Arc<Server>>,
+    elsewhere: Option<BTreeSet<FrontendKey>>,
 }
 
 /// A listener and its socket. When it is dropped, the socket is closed.
@@ -113,71 +113,31 @@ fn failed(doing: impl fmt::Display, error: &io::Error) -> PortError {
 }
 
 impl Relay {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    /// If the kernel provides no descriptor for waiting.
-    ///
-    /// # Panics
-    /// If the kernel provides no thread.
-    pub fn start(settings: Settings) -> Result<Self> {
-        let doing = "starting the relay";
-        let (open_files, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed(doing, &errno.into()))?;
-        let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
-        let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        let mut runtime = Builder::new_multi_thread();
-        runtime.worker_threads(threads).thread_name("relay").enable_io().enable_time();
-        let runtime = runtime.build().map_err(|error| failed(doing, &error))?;
-        Ok(Relay {
-            shared: Arc::new(Shared::new(settings, share(open_files))),
-            tasks: runtime.handle().clone(),
-            runtime: Some(runtime),
+    pub fn new(settings: Settings) -> Self {
+        Relay {
+            shared: Arc::new(Shared::new(settings)),
+            runtime: None,
             held: BTreeMap::new(),
             groups: BTreeMap::new(),
             closed: Vec::new(),
-        })
-    }
-
-    /// The current listeners, with their endpoints.
-    pub fn listeners(&self) -> impl Iterator<Item = &Listener> {
-        self.held.values().map(|held| &held.listener)
-    }
-
-    /// Changes the settings of all listeners. Existing connections and flows continue.
-    pub fn configure(&mut self, settings: Settings) {
-        *lock(&self.shared.settings) = Arc::new(settings);
-    }
-
-    /// Listens, or changes the endpoints of a listener. Connections to removed endpoints continue until either side
-    /// closes them. UDP flows to them end.
-    ///
-    /// Without endpoints the kernel refuses connections and datagrams: TCP holds the port without listening, UDP has no
-    /// socket.
-    ///
-    /// # Errors
-    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if another program has the port;
-    /// [`Permission`](PortErrorKind::Permission) without `CAP_NET_BIND_SERVICE`;
-    /// [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks;
-    /// [`Full`](PortErrorKind::Full) if listeners use all their descriptors ([`Settings::max_descriptors`]). The
-    /// listener does not exist afterwards.
-    pub fn serve(&mut self, listener: &Listener) -> Result<()> {
-        let (key, group) = (listener.key, self.group(listener));
-        let mut held = if let Some(mut held) = self.held.remove(&key) {
-            held.server.update(listener.clone(), group);
-            held.listener = listener.clone();
-            held
-        } else {
-            let server = Arc::new(Server::new(listener.clone(), group));
-            BoundListener { listener: listener.clone(), server, descriptor: None, port: None, task: None }
-        };
-        let outcome = self.adapt(&mut held).map_err(|error| failed(format_args!("listening on {key}"), &error));
-        if outcome.is_ok() {
-            lock(&self.shared.own).insert(key);
-            self.held.insert(key, held);
-        } else {
-            self.retire(held);
+            elsewhere: None,
         }
-        outcome
+    }
+
+    /// Starts the threads, unless they run. Panics if the kernel provides no thread.
+    fn start(&mut self) -> Result<Handle> {
+        let runtime = match self.runtime.take() {
+            Some(runtime) => runtime,
+            None => {
+                let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+                let mut runtime = Builder::new_multi_thread();
+                runtime.worker_threads(threads).thread_name("relay").enable_io().enable_time();
+                let runtime = runtime.build().map_err(|error| failed("starting the relay", &error))?;
+                *lock(&self.shared.spare) = spare();
+                runtime
+            }
+        };
+        Ok(self.runtime.insert(runtime).handle().clone())
     }
 
     fn group(&mut self, listener: &Listener) -> Arc<Group> {
@@ -194,7 +154,7 @@ impl Relay {
     }
 
     /// Opens, closes or changes the socket as the listener requires.
-    fn adapt(&self, held: &mut BoundListener) -> io::Result<()> {
+    fn adapt(&self, held: &mut BoundListener, tasks: &Handle) -> io::Result<()> {
         let is_open = held.listener.is_open();
         let is_tcp = match held.listener.key.protocol {
             Protocol::Tcp => true,
@@ -212,20 +172,20 @@ impl Relay {
             held.port = Some(socket::take_tcp(held.server.address())?);
         }
         if is_open && held.task.is_none() {
-            held.task = Some(self.listen(held)?);
+            held.task = Some(self.listen(held, tasks)?);
         }
         Ok(())
     }
 
     /// Starts the task that accepts connections, or receives datagrams.
-    fn listen(&self, held: &mut BoundListener) -> io::Result<oneshot::Sender<Sender<TcpListener>>> {
+    fn listen(&self, held: &mut BoundListener, tasks: &Handle) -> io::Result<oneshot::Sender<Sender<TcpListener>>> {
         let (task, end) = oneshot::channel::<Sender<TcpListener>>();
         let (server, shared) = (Arc::clone(&held.server), Arc::clone(&self.shared));
-        let _context = self.tasks.enter();
+        let _context = tasks.enter();
         if let Some(port) = held.port.take() {
             socket::start_listening(&port)?;
             let port = tokio::net::TcpListener::from_std(port)?;
-            self.tasks.spawn(async move {
+            tasks.spawn(async move {
                 let back = tokio::select! {
                     back = end => back,
                     never = tcp::accept(&port, &server, &shared) => match never {},
@@ -239,7 +199,7 @@ impl Relay {
         } else {
             let socket = tokio::net::UdpSocket::from_std(socket::take_udp(server.address())?)?;
             let mut udp = Arc::new(UdpServer { socket, server, shared });
-            self.tasks.spawn(async move {
+            tasks.spawn(async move {
                 let _back = tokio::select! {
                     back = end => back,
                     never = udp.serve() => match never {},
@@ -254,14 +214,6 @@ impl Relay {
         Ok(task)
     }
 
-    /// Stops listening; not an error if it does not listen there. Connections continue until either side closes them;
-    /// UDP flows end.
-    pub fn close(&mut self, key: &FrontendKey) {
-        if let Some(held) = self.held.remove(key) {
-            self.retire(held);
-        }
-    }
-
     fn retire(&mut self, mut held: BoundListener) {
         lock(&self.shared.own).remove(&held.listener.key);
         held.stop();
@@ -270,30 +222,16 @@ impl Relay {
         }
     }
 
-    /// Addresses of closed listeners that still have connections and so must stay local.
-    pub fn busy(&mut self) -> BTreeSet<IpAddr> {
-        self.closed.retain(|server| lock(&server.state).open > 0);
-        self.closed.iter().map(|server| server.key.address).collect()
-    }
-
-    /// The counters of connections and datagrams.
     pub fn counts(&self) -> Counts {
         *lock(&self.shared.counts)
     }
 
-    /// Connections and flows started, by listener, since it was opened. A listener that is reopened starts at zero.
-    pub fn begun(&self) -> impl Iterator<Item = (FrontendKey, u64)> {
-        self.held.iter().map(|(key, held)| (*key, lock(&held.server.state).begun))
+    /// Sets the listeners of another process, the node's proxy, which plans here then omit.
+    pub(super) fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
+        self.elsewhere = Some(listening);
     }
 
-    /// Messages for people: limits that were reached, Services whose endpoints do not answer. At most one line per
-    /// listener, reason and minute, with the number of connections.
-    pub fn notices(&self) -> Vec<String> {
-        self.shared.take_notices()
-    }
-
-    /// Stops listening, and waits at most `patience` for all connections to end. Returns the number of connections
-    /// left, which end when the relay is dropped.
+    /// See [`KernelPorts::finish`](crate::kernel::KernelPorts::finish).
     #[expect(clippy::disallowed_methods, reason = "a relay waits in real time")]
     pub fn finish(&mut self, patience: Duration) -> usize {
         let until = self.shared.now().saturating_add(patience);
@@ -311,11 +249,70 @@ impl Relay {
     }
 }
 
+impl Relays for Relay {
+    fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
+        self.held.iter().map(|(key, held)| (*key, held.listener.clone())).gather()
+    }
+
+    fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
+        self.elsewhere.clone()
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<()> {
+        *lock(&self.shared.settings) = Arc::new(settings.clone());
+        self.start().map(drop)
+    }
+
+    /// UDP flows to removed endpoints end.
+    ///
+    /// Without endpoints the kernel refuses connections and datagrams: TCP holds the port without listening, UDP has no
+    /// socket.
+    fn serve(&mut self, listener: &Listener) -> Result<()> {
+        let tasks = self.start()?;
+        let (key, group) = (listener.key, self.group(listener));
+        let mut held = if let Some(mut held) = self.held.remove(&key) {
+            held.server.update(listener.clone(), group);
+            held.listener = listener.clone();
+            held
+        } else {
+            let server = Arc::new(Server::new(listener.clone(), group));
+            BoundListener { listener: listener.clone(), server, descriptor: None, port: None, task: None }
+        };
+        let outcome = self.adapt(&mut held, &tasks).map_err(|error| failed(format_args!("listening on {key}"), &error));
+        if outcome.is_ok() {
+            lock(&self.shared.own).insert(key);
+            self.held.insert(key, held);
+        } else {
+            self.retire(held);
+        }
+        outcome
+    }
+
+    fn close(&mut self, key: &FrontendKey) {
+        if let Some(held) = self.held.remove(key) {
+            self.retire(held);
+        }
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        self.closed.retain(|server| lock(&server.state).open > 0);
+        self.closed.iter().map(|server| server.key.address).collect()
+    }
+
+    fn begun(&mut self) -> BTreeMap<FrontendKey, u64> {
+        self.held.iter().map(|(key, held)| (*key, lock(&held.server.state).begun)).gather()
+    }
+
+    fn notices(&mut self) -> Vec<String> {
+        self.shared.take_notices()
+    }
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         self.held.clear();
         let runtime = self.runtime.take();
         // A thread that itself runs asynchronous code may not wait for the end of a runtime.
-        drop(Thread::new().spawn(move || drop(runtime)).map(JoinHandle::join));
+        drop(runtime.map(|runtime| Thread::new().spawn(move || drop(runtime)).map(JoinHandle::join)));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
-use super::descriptors::{Descriptors, InUse, Use};
+use super::descriptors::{Descriptors, InUse, Use, own_share};
 use super::splice::Pipe;
 use super::udp::Flow;
 use crate::net::{EndpointKey, FrontendKey, Protocol};
@@ -54,8 +54,6 @@ struct Tally {
 pub(super) struct Shared {
     origin: Instant,
     pub(super) settings: Mutex<Arc<Settings>>,
-    /// As computed by [`share`](super::descriptors::share).
-    default_descriptors: usize,
     in_use: Arc<InUse>,
     /// Addresses and ports on which this process listens for Services.
     pub(super) own: Mutex<BTreeSet<FrontendKey>>,
@@ -74,17 +72,16 @@ pub(super) fn spare() -> Option<File> {
 
 impl Shared {
     #[expect(clippy::disallowed_methods, reason = "a relay waits in real time, at the edge where it does so")]
-    pub(super) fn new(settings: Settings, default_descriptors: usize) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
         Shared {
             origin: Instant::now(),
             settings: Mutex::new(Arc::new(settings)),
-            default_descriptors,
             in_use: Arc::default(),
             own: Mutex::default(),
             notices: Mutex::default(),
             counts: Mutex::default(),
             pipes: Mutex::default(),
-            spare: Mutex::new(spare()),
+            spare: Mutex::default(),
         }
     }
 
@@ -98,7 +95,7 @@ impl Shared {
 
     /// Number of descriptors for the relay.
     fn most_descriptors(&self) -> usize {
-        self.settings().max_descriptors.unwrap_or(self.default_descriptors)
+        self.settings().max_descriptors.unwrap_or_else(own_share)
     }
 
     /// Descriptors for this use; `None` if no more are available for it.
