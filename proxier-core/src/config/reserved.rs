@@ -136,15 +136,12 @@ impl OtherProxies {
 ///
 /// **Other Nodes**. A load balancer that runs on the nodes may publish the addresses of all of them; each Node must
 /// only serve its own. External and load-balancer addresses are rejected on every port.
-///
-/// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reserved {
     pub(crate) places: BTreeMap<ReservedPort, User>,
     pub(crate) neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
     pub(crate) nodes: Arc<BTreeMap<IpAddr, Arc<str>>>,
     pub(crate) other_proxies: Arc<OtherProxies>,
-    pub(crate) allowed: BTreeSet<IpAddr>,
 }
 
 impl Default for Reserved {
@@ -172,7 +169,6 @@ impl Reserved {
             neighbours: BTreeMap::new(),
             nodes: Arc::default(),
             other_proxies: Arc::default(),
-            allowed: BTreeSet::new(),
         }
     }
 
@@ -187,12 +183,6 @@ impl Reserved {
         self.neighbours.insert(user, new.clone()) != Some(new)
     }
 
-    /// Allows Services to use this address, regardless of its user.
-    #[doc(hidden)]
-    pub fn allow_address(&mut self, address: IpAddr) {
-        self.allowed.insert(address.to_canonical());
-    }
-
     /// All neighbours with their kinds.
     pub fn neighbours(&self) -> impl Iterator<Item = (&User, &Neighbour)> {
         self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
@@ -201,12 +191,6 @@ impl Reserved {
     /// Reserves an address and port. If it is already reserved, its user is replaced.
     pub fn reserve(&mut self, place: ReservedPort, user: User) {
         self.places.insert(place, user);
-    }
-
-    /// Frees an address and port. Returns who had reserved it. A port that is reserved on every address of the node can
-    /// only be freed as a whole.
-    pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
-        self.places.remove(place)
     }
 
     /// The reserved addresses and ports, sorted.

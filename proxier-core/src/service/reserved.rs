@@ -31,15 +31,12 @@ impl Rejected {
     pub(crate) fn reason(&self) -> String {
         match self.extent {
             Extent::OtherProxy => format!("{} serves it, and is left alone", self.user),
-            Extent::Port => format!("{} answers there; not served unless allowed", self.user),
+            Extent::Port => format!("{} answers there", self.user),
             Extent::Address if matches!(self.user, User::Node(_)) => {
                 format!("{} has that address; packets go there, and it is not served here", self.user)
             }
             Extent::Address => {
-                format!(
-                    "{} has that address, and this node could not reach it any more; not served unless allowed",
-                    self.user
-                )
+                format!("{} has that address, and this node could not reach it any more", self.user)
             }
         }
     }
@@ -71,8 +68,7 @@ impl Reserved {
     fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
         let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
         let is_one = |all: &BTreeSet<Neighbour>| all.contains(&Neighbour::tcp(address, port));
-        let mut users = self.neighbours.iter().filter(|(_, all)| is_one(all) && !self.allowed.contains(&address));
-        users.next().map(|(user, _)| user)
+        self.neighbours.iter().find(|(_, all)| is_one(all)).map(|(user, _)| user)
     }
 
     /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` would get its
@@ -98,7 +94,7 @@ impl Reserved {
             !is_free && has_address(all, key.address)
         });
         let user = node.or_else(|| neighbour.map(|(user, _)| user.clone()));
-        let user = user.filter(|_| !self.allowed.contains(&key.address) && !facts.is_here(key.address))?;
+        let user = user.filter(|_| !facts.is_here(key.address))?;
         Some(Rejected { key: *key, user, extent: Extent::Address })
     }
 

@@ -358,7 +358,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         world.serve(&service);
         let report = world.full();
         assert!(report.is_done());
-        let reason = "has that address, and this node could not reach it any more; not served unless allowed";
+        let reason = "has that address, and this node could not reach it any more";
         assert_eq!(world.rejected(), [format!("{key}: {user} {reason}")]);
         assert_eq!(report.refused.len(), 1);
         assert!(!world.has_server(key), "{key}");
@@ -367,7 +367,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
     // The node itself has an API server's address: not bound, so only its port is rejected.
     world.serve(&external("192.0.2.10", 6443));
     world.full();
-    assert_eq!(world.rejected(), ["TCP 192.0.2.10:6443: the API server answers there; not served unless allowed"]);
+    assert_eq!(world.rejected(), ["TCP 192.0.2.10:6443: the API server answers there"]);
     for (service, key) in [
         (external("192.0.2.10", 80), "TCP 192.0.2.10:80"),
         (external("203.0.113.3", 80), "TCP 203.0.113.3:80"),
@@ -424,17 +424,6 @@ fn neighbours_are_followed() {
     world.api_servers(&["192.0.2.2"]);
     world.settle_for(Duration::ZERO);
     assert_eq!(world.bound_here(), ["10.96.0.99", "192.0.2.1"]);
-}
-
-#[test]
-fn an_address_that_is_allowed_is_served() {
-    let mut options = Options::default();
-    options.config.reserved.allow_address("192.0.2.254".parse().unwrap());
-    let mut world = with(options);
-    world.kernel.set_gateways(addresses(&["192.0.2.254"]));
-    world.serve(&external("192.0.2.254", 80));
-    world.full();
-    assert!(world.has_server("TCP 192.0.2.254:80"));
 }
 
 /// A Node of the cluster with these addresses.

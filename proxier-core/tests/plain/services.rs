@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use proxier_core::config::{NodePortAddresses, Reserved, ReservedPort, Topology, User};
+use proxier_core::config::{NodePortAddresses, ReservedPort, Topology, User};
 use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -345,7 +345,7 @@ fn the_bind_address_is_the_nodes_for_source_ranges() {
 
 /// Places where this node's own programs answer. Another node's kubelet is not ours to guard.
 #[test]
-fn reserved_places_are_refused_unless_allowed() {
+fn reserved_places_are_refused() {
     let mut world = World::new();
     let has = |world: &World, key: &str| world.wanted().frontend(&key.parse().unwrap()).is_some();
     for (address, port, user) in [
@@ -359,14 +359,9 @@ fn reserved_places_are_refused_unless_allowed() {
         world.service("web", with(cluster_ip("10.96.0.9"), ports));
         let (key, wanted) = (format!("TCP {address}:{port}"), world.wanted());
         let refused: Vec<String> = wanted.desired().rejected().map(|(_, refusal)| refusal.to_string()).collect();
-        let expected = (!user.is_empty()).then(|| format!("{key}: {user} answers there; not served unless allowed"));
+        let expected = (!user.is_empty()).then(|| format!("{key}: {user} answers there"));
         assert_eq!(refused, Vec::from_iter(expected));
         assert_eq!(has(&world, &key), user.is_empty(), "{key}");
         assert!(has(&world, &format!("TCP 10.96.0.9:{port}")), "the rest of the Service is served");
     }
-    let ports = json!({"externalIPs": ["192.168.0.10"], "ports": [{"name": "http", "port": 10250}]});
-    world.service("web", with(cluster_ip("10.96.0.9"), ports));
-    assert_eq!(world.config.reserved.allow(&ReservedPort::tcp_here(Reserved::KUBELET)), Some(User::Kubelet));
-    world.refresh_all();
-    assert!(has(&world, "TCP 192.168.0.10:10250"));
 }
