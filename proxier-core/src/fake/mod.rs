@@ -4,30 +4,6 @@
 //! fakes use the kernel's byte format and pass the same tests as the kernel. The ports are those of
 //! [`kernel`](crate::kernel), so tests also cover how these interpret the kernel's answers. `tests/ports` runs on this
 //! kernel and on real ones.
-//!
-//! ```
-//! use proxier_core::fake::{Call, FakeKernel, Fault};
-//! use proxier_core::ports::PortErrorKind;
-//!
-//! let mut kernel = FakeKernel::new();
-//! let vip = ["10.96.0.1".parse()?];
-//! let ports = kernel.ports();
-//! ports.links.create_device("kube-ipvs0").map_err(|error| error.to_string())?;
-//! assert!(ports.links.bind("kube-ipvs0", &vip).is_empty());
-//! assert_eq!(kernel.state().devices["kube-ipvs0"], vip);
-//! assert_eq!(kernel.writes().links, 2);
-//!
-//! kernel.fail(Fault::new(Call::LinksUnbind, PortErrorKind::Busy).item(0));
-//! assert_eq!(kernel.ports().links.unbind("kube-ipvs0", &vip)[0].error.kind(), PortErrorKind::Busy);
-//!
-//! // A process that dies after one more write leaves what it wrote.
-//! kernel.crash_after(1);
-//! let more = ["10.96.0.2".parse()?, "10.96.0.3".parse()?];
-//! assert_eq!(kernel.ports().links.bind("kube-ipvs0", &more).len(), 1);
-//! kernel.restart();
-//! assert_eq!(kernel.state().devices["kube-ipvs0"].len(), 2);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod conntrack;
 mod control;
@@ -50,7 +26,7 @@ use nftables::fake::FakeNftables;
 use crate::net::{FrontendKey, Network};
 use crate::pack::put;
 use crate::ports::{Listener, PortErrorKind, Ports, RouteOwner};
-use crate::sketch::{KernelState, Listeners, SYSCTLS};
+use crate::sketch::{KernelState, Listeners, Values};
 use control::Control;
 use host::Host;
 use links::LinksAndRoutes;
@@ -216,17 +192,15 @@ impl FakeKernel {
 /// For tests of this project.
 #[doc(hidden)]
 impl FakeKernel {
-    /// A kernel with other iptables programs.
     pub fn with_iptables(make: impl FnOnce() -> FakeHost) -> Self {
         let sets = FakeIpset::new();
         let control = Shared::<Control>::default();
-        let sysctls = SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect();
         Self::from_parts(Parts {
             ipvs: FakeIpvs::new(),
             host: Host::new(make(), sets.clone(), control.clone()),
             sets,
             links: Shared::default(),
-            sysctls: Shared::new(sysctls),
+            sysctls: Shared::new(Values::default().0),
             counters: Shared::new(None),
             tables: FakeNftables::default(),
             flows: Shared::default(),
@@ -235,12 +209,10 @@ impl FakeKernel {
         })
     }
 
-    /// Injects a failure.
     pub fn fail(&self, fault: Fault) {
         self.parts.control.lock().faults.push(fault);
     }
 
-    /// Removes the injected failures that have not happened yet.
     pub fn clear_faults(&self) {
         let mut control = self.parts.control.lock();
         (control.faults, control.objection) = (Vec::new(), None);
@@ -254,7 +226,6 @@ impl FakeKernel {
         self.parts.control.lock().left = Some(writes);
     }
 
-    /// Whether the process has died.
     pub fn has_crashed(&self) -> bool {
         self.parts.control.lock().crashed
     }
@@ -283,7 +254,6 @@ impl FakeKernel {
         self.parts.host.with(change)
     }
 
-    /// The gateways of the default routes. Initially none.
     pub fn set_gateways(&self, gateways: impl IntoIterator<Item = IpAddr>) {
         self.parts.links.lock().change(|links| links.gateways = gateways.into_iter().collect());
     }
@@ -293,7 +263,6 @@ impl FakeKernel {
         self.parts.links.lock().change(|links| links.by_name.remove(name).is_some())
     }
 
-    /// Adds or deletes a local route as another program would.
     pub fn set_route(&self, owner: RouteOwner, network: Network, present: bool) {
         let mut links = self.parts.links.lock();
         if present {
@@ -303,7 +272,6 @@ impl FakeKernel {
         }
     }
 
-    /// Sets whether dummy devices can be created.
     pub fn set_dummy_present(&self, present: bool) {
         self.parts.links.lock().change(|links| links.has_dummy = present);
     }
@@ -319,17 +287,14 @@ impl FakeKernel {
         *self.parts.counters.lock() = Some(BTreeSet::new());
     }
 
-    /// The existing packet counters; `None` if the kernel does not support them.
     pub fn counters(&self) -> Option<BTreeSet<String>> {
         self.parts.counters.lock().clone()
     }
 
-    /// Listeners of the process for Services.
     pub fn listeners(&self) -> BTreeMap<FrontendKey, Listener> {
         self.parts.relays.lock().open.clone()
     }
 
-    /// Gives a port to another program, or takes it back.
     pub fn set_port_taken(&self, key: FrontendKey, taken: bool) {
         put(&mut self.parts.relays.lock().taken, key, taken);
     }

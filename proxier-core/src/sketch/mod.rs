@@ -45,7 +45,7 @@ pub struct KernelState {
 }
 
 /// Values below `/proc/sys` after boot that modes read.
-pub(crate) const SYSCTLS: [(&str, &str); 14] = [
+const SYSCTLS: [(&str, &str); 14] = [
     ("kernel/osrelease", "6.1.0-fake"),
     ("net/ipv4/conf/all/arp_announce", "0"),
     ("net/ipv4/conf/all/arp_ignore", "0"),
@@ -64,14 +64,14 @@ pub(crate) const SYSCTLS: [(&str, &str); 14] = [
 
 /// A simulated node: an empty kernel that supports every mode, with `lo`. Lends [`Ports`] to a pass, and then shows
 /// what was written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Sketch {
     ipvs: Servers,
     sets: SetsOnPaper,
     rules: RulesOnPaper,
     links: Interfaces,
     sysctls: Values,
-    tables: Draft,
+    tables: TablesOnPaper,
     routes: RoutesOnPaper,
     relays: Listeners,
     conntrack: NoFlows,
@@ -87,7 +87,7 @@ struct SetsOnPaper(BTreeMap<String, (SetSpec, BTreeSet<Element>)>);
 #[derive(Clone, Debug, Default)]
 struct RulesOnPaper(BTreeMap<Family, Dump>);
 #[derive(Clone, Debug)]
-struct Values(BTreeMap<String, String>);
+pub(crate) struct Values(pub(crate) BTreeMap<String, String>);
 /// Our routes by owner and network, each with its source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoutesOnPaper(pub(crate) BTreeMap<(RouteOwner, Network), Option<IpAddr>>);
@@ -101,21 +101,13 @@ pub(crate) struct Listeners {
     pub(crate) connected: BTreeSet<IpAddr>,
 }
 #[derive(Clone, Debug, Default)]
+struct TablesOnPaper(Draft);
+#[derive(Clone, Debug, Default)]
 struct NoFlows;
 
-impl Default for Sketch {
+impl Default for Values {
     fn default() -> Self {
-        Sketch {
-            ipvs: Servers::default(),
-            sets: SetsOnPaper::default(),
-            rules: RulesOnPaper::default(),
-            links: Interfaces::default(),
-            sysctls: Values(SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect()),
-            tables: Draft::default(),
-            routes: RoutesOnPaper::default(),
-            relays: Listeners::default(),
-            conntrack: NoFlows,
-        }
+        Values(SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect())
     }
 }
 
@@ -142,8 +134,8 @@ impl Sketch {
             (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).gather()))
         });
         let rules = self.rules.0.iter().map(|(family, dump)| (((*family).into(), Backend::NfTables), dump.to_string()));
-        let tables =
-            self.tables.tables().filter_map(|key| Some((key.to_string(), self.tables.snapshot(key)?.to_string())));
+        let tables = &self.tables.0;
+        let tables = tables.tables().filter_map(|key| Some((key.to_string(), tables.snapshot(key)?.to_string())));
         KernelState {
             ipvs: self.ipvs.ruleset().to_string(),
             sets: sets.gather(),
@@ -349,17 +341,17 @@ impl Sysctls for Values {
     }
 }
 
-impl Tables for Draft {
+impl Tables for TablesOnPaper {
     fn generation(&mut self) -> Result<u32> {
         Ok(1)
     }
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
-        Ok(self.snapshot(table))
+        Ok(self.0.snapshot(table))
     }
 
     fn list(&mut self) -> Result<Vec<TableKey>> {
-        Ok(self.tables().cloned().collect())
+        Ok(self.0.tables().cloned().collect())
     }
 
     fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
@@ -369,7 +361,7 @@ impl Tables for Draft {
     fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
         let invalid =
             |error| NotCommitted { error: PortError::from_error(PortErrorKind::Invalid, &error), refused: None };
-        self.apply(transaction).map_err(invalid)
+        self.0.apply(transaction).map_err(invalid)
     }
 }
 
