@@ -46,33 +46,6 @@ impl Family {
     }
 }
 
-/// Families to program.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Families {
-    /// IPv4 only.
-    V4,
-    /// IPv6 only.
-    V6,
-    /// Both. Default.
-    #[default]
-    Dual,
-}
-
-impl Families {
-    /// The families that it includes.
-    pub fn iter(self) -> impl Iterator<Item = Family> {
-        Family::ALL.into_iter().filter(move |family| self.has(*family))
-    }
-
-    pub(crate) fn has(self, family: Family) -> bool {
-        match self {
-            Families::V4 => family == Family::V4,
-            Families::V6 => family == Family::V6,
-            Families::Dual => true,
-        }
-    }
-}
-
 /// A value for each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByFamily<T> {

@@ -17,13 +17,39 @@ use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, par
 
 pub(crate) use self::ipvs::usual_flags;
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
-pub use crate::net::Families;
 pub use fast_path::FastPath;
 pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 pub(crate) use reserved::OtherProxies;
 pub use reserved::{Neighbour, Reserved, ReservedPort, User};
+
+/// Families to program.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Both. Default.
+    #[default]
+    Dual,
+}
+
+impl Families {
+    /// The families that it includes.
+    pub fn iter(self) -> impl Iterator<Item = Family> {
+        Family::ALL.into_iter().filter(move |family| self.has(*family))
+    }
+
+    pub(crate) fn has(self, family: Family) -> bool {
+        match self {
+            Families::V4 => family == Family::V4,
+            Families::V6 => family == Family::V6,
+            Families::Dual => true,
+        }
+    }
+}
 
 /// The addresses of this host that serve node ports.
 #[derive(Clone, Debug, Default, PartialEq)]
