@@ -1,5 +1,7 @@
 #![allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 
+use proptest::bool::weighted;
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
@@ -129,36 +131,14 @@ fn an_end_without_a_pass_has_no_effect() {
     assert_eq!(schedule, before);
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Event {
-    after_ms: u64,
-    full: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Work {
-    takes_ms: u64,
-    success: bool,
-}
-
-fn events() -> impl Strategy<Value = Vec<Event>> {
-    let event = (prop_oneof![0..50_u64, 0..20_000_u64], prop::bool::weighted(0.1));
-    prop::collection::vec(event.prop_map(|(after_ms, full)| Event { after_ms, full }), 1..80)
-}
-
-fn works() -> impl Strategy<Value = Vec<Work>> {
-    let work = (0..3_000_u64, prop::bool::weighted(0.6));
-    prop::collection::vec(work.prop_map(|(takes_ms, success)| Work { takes_ms, success }), 1..20)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// A reconciler that follows the schedule, in simulated time, with requests at any moment.
     #[test]
     fn passes_run_never_too_often_and_never_too_late(
-        events in events(),
-        works in works(),
+        events in vec((prop_oneof![0..50_u64, 0..20_000_u64], weighted(0.1)), 1..80),
+        works in vec((0..3_000_u64, weighted(0.6)), 1..20),
         min_ms in 0..5_000_u64,
         max_ms in 0..40_000_u64,
         seed: u64,
@@ -168,9 +148,9 @@ proptest! {
         let Limits { min_interval: min, max_interval: max } = schedule.limits;
         let mut works = works.iter().cycle();
         let mut now = Moment::ZERO;
-        let mut events = events.iter().scan(Moment::ZERO, |at, event| {
-            *at += Duration::from_millis(event.after_ms);
-            Some((*at, event.full))
+        let mut events = events.iter().scan(Moment::ZERO, |at, (after_ms, full)| {
+            *at += Duration::from_millis(*after_ms);
+            Some((*at, *full))
         }).peekable();
         // Open requests and their start; the first pass counts as requested.
         let (mut asked, mut asked_full): (Option<Moment>, Option<Moment>) = (Some(now), Some(now));
@@ -211,8 +191,8 @@ proptest! {
                 prop_assert!(is_full || now < due.max(free));
             }
             // Requests while it runs.
-            let work = works.next().unwrap();
-            let end = now + Duration::from_millis(work.takes_ms);
+            let (takes_ms, success) = *works.next().unwrap();
+            let end = now + Duration::from_millis(takes_ms);
             if is_full { (asked_full, periodic) = (None, None) }
             while let Some((at, full)) = events.next_if(|(at, _)| *at <= end) {
                 let at = at.max(now);
@@ -221,11 +201,11 @@ proptest! {
                 if full { asked_full.get_or_insert(at); }
             }
             now = end;
-            schedule.done(now, work.success);
+            schedule.done(now, success);
             last_end = Some(now);
-            match (is_full, work.success) {
+            match (is_full, success) {
                 (true, true) => {
-                    let pause = max.max(Duration::from_millis(4 * work.takes_ms));
+                    let pause = max.max(Duration::from_millis(4 * takes_ms));
                     (periodic, failed_at) = (Some(now + pause), None);
                 }
                 (true, false) => failed_at = Some(now),
