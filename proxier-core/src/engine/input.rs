@@ -17,7 +17,6 @@ use crate::time::Moment;
 impl Reconciler {
     /// Adds or updates a Service.
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
-        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
         let changed = self.store.upsert_service(object);
         if let [service] = changed.as_slice()
@@ -32,7 +31,6 @@ impl Reconciler {
 
     /// Removes a Service whose deletion was reported. If it is merely missing from a list, call [`Reconciler::lose`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
-        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, key, now);
         // Its slices are deleted with it, so do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
@@ -49,10 +47,9 @@ impl Reconciler {
     /// Records that a list lacks a Service or an EndpointSlice, and its deletion was not reported. The next pass removes
     /// it, unless too many Services, or last endpoints of Services, would go at once ([`safeguard`](crate::safeguard)).
     pub fn lose(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
-        let is_service = kind == ObjectKind::Service;
-        let total = if is_service { &mut self.totals.service_changes } else { &mut self.totals.endpoint_changes };
-        *total = total.saturating_add(1);
+        self.totals.count_change(kind);
         self.note_readable(kind, key, now);
+        let is_service = kind == ObjectKind::Service;
         let is_known = match kind {
             ObjectKind::Service => self.store.service(key).is_some(),
             _ => self.store.service_of_slice(key).is_some(),
@@ -102,14 +99,14 @@ impl Reconciler {
         frontends: impl IntoIterator<Item = FrontendSpec>,
         now: Moment,
     ) {
-        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        self.totals.count_change(ObjectKind::Frontends);
         let changed = self.store.upsert_frontends(key, frontends);
         self.enqueue(changed, now);
     }
 
     /// Removes the Frontends under this name.
     pub fn delete_frontends(&mut self, key: &ObjectKey, now: Moment) {
-        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        self.totals.count_change(ObjectKind::Frontends);
         let changed = self.store.delete_frontends(key);
         self.enqueue(changed, now);
     }
@@ -127,7 +124,6 @@ impl Reconciler {
 
     /// Adds or updates an EndpointSlice. Returns whether it differs in anything that is used.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
-        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
         let changed = self.store.upsert_slice(object);
         let differs = !changed.is_empty();
@@ -138,14 +134,14 @@ impl Reconciler {
     /// Removes an EndpointSlice whose deletion was reported. If it is merely missing from a list, call
     /// [`Reconciler::lose`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
-        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_found(ObjectKind::EndpointSlice, key, now);
         let changed = self.store.delete_slice(key);
         self.enqueue(changed, now);
     }
 
-    /// Records that a missing object exists again, even if unchanged. This may release deletions that are held back.
-    pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+    /// Counts an event. A missing object that it concerns, even if unchanged, may release deletions that are held back.
+    fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        self.totals.count_change(kind);
         self.note_readable(kind, key, now);
         if self.safeguards.own.lost.note_found(&(kind, key.clone())) {
             self.schedule.request(now);

@@ -9,7 +9,7 @@ use crate::config::User;
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{Flows, PortError, PortErrorKind, Result, SysctlChange};
-use crate::snapshot::ObjectKey;
+use crate::snapshot::{ObjectKey, ObjectKind};
 
 /// Numbers of operations by part and action.
 pub type Counts = BTreeMap<(Part, Action), u64>;
@@ -327,6 +327,11 @@ fn add(count: &mut u64, more: usize) {
 }
 
 impl Totals {
+    pub(crate) fn count_change(&mut self, kind: ObjectKind) {
+        let of_slices = kind == ObjectKind::EndpointSlice;
+        add(if of_slices { &mut self.endpoint_changes } else { &mut self.service_changes }, 1);
+    }
+
     pub(crate) fn add(&mut self, report: &Report) {
         add(&mut self.failed_passes, report.has_failed().into());
         add(&mut self.stopped_passes, report.stopped.is_some().into());

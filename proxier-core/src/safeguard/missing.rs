@@ -174,7 +174,7 @@ fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &N
         let is_missing = |kind, key: &ObjectKey| missing.contains(&(kind, key.clone()));
         let rest = store.service(&key).filter(|_| !is_missing(ObjectKind::Service, &key)).map(|service| {
             let slices = store.slices_of(&key).filter(|slice| !is_missing(ObjectKind::EndpointSlice, &slice.key));
-            compile(service, slices, facts)
+            compile(service, slices, facts, false)
         });
         for frontend in &compiled.frontends {
             let name = frontend.key;

@@ -202,14 +202,6 @@ pub(crate) fn compile<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     facts: &NodeFacts,
-) -> Compiled {
-    compile_service(service, slices, facts, false)
-}
-
-fn compile_service<'a>(
-    service: &Service,
-    slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    facts: &NodeFacts,
     with_ports: bool,
 ) -> Compiled {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
@@ -357,7 +349,7 @@ pub(crate) fn compile_frontends(
 
 /// Compiles the Service of this key, otherwise the agent's Frontends under it; `None` if the store has neither.
 pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts, with_ports: bool) -> Option<Compiled> {
-    let service = store.service(key).map(|service| compile_service(service, store.slices_of(key), facts, with_ports));
+    let service = store.service(key).map(|service| compile(service, store.slices_of(key), facts, with_ports));
     service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts, with_ports)))
 }
 

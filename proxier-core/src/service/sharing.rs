@@ -21,19 +21,19 @@ const MOST_SLOTS: u32 = 256;
 const SIZES: [u32; 5] = [251, 1021, 4093, 16_381, 65_521];
 
 impl Frontend {
+    /// Whether any of these endpoints accepts new connections: its weight is not 0.
     pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
-        endpoints.iter().any(|endpoint| !rests(self.weights.as_deref(), endpoint))
-    }
-
-    /// The weight of each endpoint of a list, in order; `None` if all are equal and above 0.
-    fn weights_of(&self, endpoints: &[EndpointKey]) -> Option<Vec<u32>> {
-        weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())
+        let rests = |endpoint: &EndpointKey| {
+            self.weights.as_ref().is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok())
+        };
+        endpoints.iter().any(|endpoint| !rests(endpoint))
     }
 
     /// The endpoint of each slot, by index in the list, for a choice among slots; `None` if each endpoint has one slot,
     /// in order. Empty if none accepts connections.
     pub(crate) fn slots_of(&self, endpoints: &[EndpointKey]) -> Option<Box<[u32]>> {
-        let weights = self.weights_of(endpoints);
+        let known = self.weights.as_deref();
+        let weights = known.and_then(|known| weights_of(endpoints, known, self.balancing.as_deref()));
         if matches!(self.sharing(), Sharing::ByClient { .. }) && !endpoints.is_empty() {
             let weights = weights.unwrap_or_else(|| vec![1; endpoints.len()]);
             return Some(maglev(endpoints, &weights));
@@ -79,11 +79,6 @@ fn weights_of(
     let weights: Vec<u32> = endpoints.iter().map(weight).collect();
     let first = weights.first()?;
     (*first == 0 || weights.iter().any(|weight| weight != first)).then_some(weights)
-}
-
-/// Whether an endpoint accepts no new connections: its weight is 0.
-fn rests(weights: Option<&[(EndpointKey, u16)]>, endpoint: &EndpointKey) -> bool {
-    weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok())
 }
 
 /// The weight of an endpoint; 1 if not listed.
