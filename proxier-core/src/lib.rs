@@ -44,7 +44,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! [`kernel`] shows a loop that also reacts to changes on the host, and [`Reconciler`] has an example without a kernel.
+//! [`kernel`] shows a loop that also reacts to changes on the host. The README has an example without a kernel.
 //!
 //! # How it works
 //!
@@ -78,32 +78,19 @@
 //!
 //! # Design decisions
 //!
-//! * kube-proxy 1.28's behaviour is changed where it is known to do harm. `internalTrafficPolicy: Local` without
-//!   local endpoints has no endpoints, regardless of the Service's other settings. A source range of `/0` lifts the
-//!   restriction, where kube-proxy locks all clients out. The addresses of `kube-ipvs0` are not node addresses. If two
-//!   Services claim one address and port, the older one gets it.
-//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as in kube-proxy, unless
-//!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
-//! * iptables rules have the same effect on packets as kube-proxy's, are only written if something differs, and close
-//!   two gaps: `modes/ipvs/rules` lists every difference.
 //! * A pass writes sets, then rules, virtual servers with their real servers, and addresses; it deletes in reverse
 //!   order. If an address were bound before its virtual server exists, packets would reach programs that listen on this
 //!   host.
-//! * A removed endpoint drains (weight 0) for at most 15 minutes. If it returns meanwhile, it gets its weight back
-//!   and keeps its connections.
 //! * A virtual server belongs to another program if its address is not on the dummy device and none of this proxy's
 //!   sets has its address, protocol and port. It is reported but never changed.
-//! * If the input suddenly becomes empty, deletions are held back for a while: see [`safeguard`].
 //! * Loopback, multicast and other impossible addresses are rejected for Services and endpoints.
-//! * `service.kubernetes.io/headless` only counts on slices, as from Kubernetes 1.32. A Service is headless by its
-//!   cluster IP.
+//! * `docs/differences.md` of the repository lists what differs from kube-proxy, and why.
 //!
 //! [`Reconciler`]: engine::Reconciler
 //! [`Report`]: plan::report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: service::Desired
-//! [`safeguard`]: safeguard
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(feature = "testing"),

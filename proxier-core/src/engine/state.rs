@@ -29,54 +29,6 @@ use crate::time::Moment;
 /// the start, every [`Limits::max_interval`](super::Limits::max_interval), after a failure and on request.
 ///
 /// Before [`Reconciler::start`] nothing is changed: half a list of Services would delete the other half.
-///
-/// ```
-/// use std::time::Duration;
-/// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::Kind;
-/// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-/// use proxier_core::engine::{Options, Reconciler};
-/// use proxier_core::snapshot::ObjectKey;
-///
-/// let service: ServiceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web"},
-///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
-/// }"#)?;
-/// let mut slice: EndpointSliceObject = serde_json::from_str(r#"{
-///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-///     "addressType": "IPv4",
-///     "ports": [{"name": "http", "port": 8080}],
-///     "endpoints": [{"addresses": ["10.244.1.7"]}]
-/// }"#)?;
-///
-/// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
-/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
-/// assert_eq!((proxier.node_name(), proxier.mode()), ("node-a", Kind::Ipvs));
-/// proxier.replace_objects([&service], [&slice], now);
-/// assert_eq!(proxier.next_wake(), None); // the lists may not be complete
-/// proxier.start(now);
-/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-/// assert!(report.full && report.is_done());
-/// assert_eq!(kernel.state().ipvs, "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.244.1.7:8080 -m -w 1\n");
-/// proxier.compact(); // the memory that a first list of many objects took
-///
-/// // An endpoint is added: one operation, and nothing is read.
-/// now += Duration::from_secs(5);
-/// slice.endpoints.push(slice.endpoints[0].clone());
-/// slice.endpoints[1].addresses = vec!["10.244.1.8".into()];
-/// assert!(proxier.upsert_slice(&slice, now));
-/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-/// assert_eq!((report.full, report.writes()), (false, 1));
-/// assert!(!proxier.upsert_slice(&slice, now)); // the same again
-///
-/// now += Duration::from_secs(5);
-/// proxier.delete_service(&ObjectKey::new("demo", "web"), now);
-/// proxier.delete_slice(&ObjectKey::new("demo", "web-1"), now);
-/// proxier.pass(&|| now, &mut kernel.ports());
-/// assert_eq!(kernel.state().ipvs, "");
-/// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(30))); // the next full pass
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct Reconciler {
     pub(super) options: Options,

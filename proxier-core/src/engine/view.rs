@@ -55,13 +55,11 @@ impl Reconciler {
         &self.desired
     }
 
-    /// The state that IPVS must have for them; `None` in other modes.
     #[doc(hidden)]
     pub fn wanted(&self) -> Option<Wanted<'_>> {
         Some(self.mode.servers(&self.desired)?.wanted)
     }
 
-    /// The last tracked state of IPVS; `None` in other modes.
     #[doc(hidden)]
     pub fn observed(&self) -> Option<&Observed> {
         self.mode.servers(&self.desired)?.observed
@@ -113,7 +111,6 @@ impl Reconciler {
         self.drains().into_iter().flat_map(Drains::iter)
     }
 
-    /// The draining real servers, and when to check them.
     #[doc(hidden)]
     pub fn drains(&self) -> Option<&Drains> {
         Some(self.mode.servers(&self.desired)?.drains)
@@ -142,7 +139,6 @@ impl Reconciler {
         self.schedule.pending_since().filter(|_| self.trust > Trust::Waiting)
     }
 
-    /// Schedule of passes.
     #[doc(hidden)]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule

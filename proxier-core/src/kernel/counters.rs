@@ -63,9 +63,6 @@ impl PacketCounters {
     }
 
     /// Creates a counter, unless it exists.
-    ///
-    /// # Errors
-    /// As [`PacketCounters::read`].
     pub fn make(&mut self, name: &str) -> Result<()> {
         self.attempt("making counters of packets", |connection| {
             let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
@@ -76,9 +73,6 @@ impl PacketCounters {
 
     /// Deletes a counter to which no rule refers. Returns whether it existed and was deleted. The kernel frees rules a
     /// moment after they are deleted, so this tries for up to 200 ms.
-    ///
-    /// # Errors
-    /// As [`PacketCounters::read`].
     pub(crate) fn delete(&mut self, name: &str) -> Result<bool> {
         let is_in_use = |outcome: &Result<Option<bool>>| matches!(outcome, Ok(None));
         let deleted = until_released(20, is_in_use, || {

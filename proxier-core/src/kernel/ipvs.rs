@@ -42,7 +42,6 @@ fn is_broken(error: &Error) -> bool {
 }
 
 impl IpvsPort {
-    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         IpvsPort { client: Lazy::new(open) }
     }

@@ -95,7 +95,6 @@ fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
 }
 
 impl SetsPort {
-    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         SetsPort { client: Lazy::new(open), pauses: PAUSES }
     }

@@ -37,9 +37,6 @@ impl TableChanges {
 /// compares generations. While something listens, the kernel makes a message of each written element
 /// (`nf_tables_setelem_notify`), which doubles the time of a large first pass. Wait until its descriptor is readable,
 /// then call [`drain`](TableMonitor::drain).
-///
-/// A monitor stays in the network namespace of the thread that opened it. For another one, open it on a thread that has
-/// entered it.
 #[derive(Debug)]
 pub struct TableMonitor {
     events: Events,

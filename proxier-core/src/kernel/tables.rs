@@ -40,7 +40,6 @@ fn is_broken(error: &Error) -> bool {
 }
 
 impl TablesPort {
-    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         TablesPort { client: Lazy::new(open) }
     }

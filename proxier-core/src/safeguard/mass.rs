@@ -43,9 +43,7 @@ impl MassRemoval {
     }
 }
 
-/// Deletions that a pass does not carry out.
-///
-/// Prints on one line.
+/// Deletions that a pass does not carry out. Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stopped {
     /// Number of our Frontends that are served.
@@ -134,9 +132,8 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 ///   ([`Safeguard::check`]). These are those of no Service, and those with endpoints whose Service has no
 ///   EndpointSlice.
 ///
-/// Objects and events are believed: an object that an event deletes, or one without
-/// endpoints. When nodes fail, many Services rightly lose their endpoints at once, because the addresses no longer
-/// answer or soon belong to other pods.
+/// Objects and events are believed: an object that an event deletes, or one without endpoints. When nodes fail, many
+/// Services rightly lose their endpoints at once, because the addresses no longer answer or soon belong to other pods.
 ///
 /// An unreadable object is not missing. If it was never read, it may explain Frontends that were in the kernel before
 /// this process started and that no other object explains. These are kept, however few, until the object can be read or

@@ -9,8 +9,8 @@ use super::{Context, Row};
 use crate::net::{EndpointKey, Family, Network, Protocol};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 
-/// A port of a Service in one family. It has what its Frontends share, for modes whose kernel objects belong to ports
-/// rather than to single addresses.
+/// A port of a Service in one family. It has what its [`Frontend`](super::Frontend)s share, for modes whose kernel
+/// objects belong to ports rather than to single addresses.
 ///
 /// Reserved addresses and node ports are excluded, as for Frontends. [`Desired`](super::Desired) decides whether the
 /// Service owns an address.
@@ -19,35 +19,24 @@ use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 pub(crate) struct Port {
     /// `namespace/name`, with `:port` if the port has a name.
     pub name: Box<str>,
-    /// Protocol.
     pub protocol: Protocol,
-    /// Family of its addresses and endpoints.
     pub family: Family,
-    /// Port number on cluster, external and load-balancer addresses.
     pub port: u16,
-    /// The cluster IP.
     pub cluster_ip: Option<IpAddr>,
     /// Its number on the nodes' addresses. `None` also if the number is reserved at one of them, and for agents'
     /// Frontends; the Frontends then tell where it is served.
     pub node_port: Option<u16>,
-    /// Addresses of load balancers, sorted.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Whether it has an external IP, a load-balancer address or a node port.
     pub is_external: bool,
-    /// The policy for the cluster IP.
     pub internal_policy: TrafficPolicy,
-    /// The policy for all other addresses.
     pub external_policy: TrafficPolicy,
     /// The endpoints for traffic that may go to any node, sorted. Empty only if no node has an endpoint that accepts
     /// connections.
     pub cluster: Arc<[EndpointKey]>,
     /// The endpoints for traffic that must stay on this node, sorted. With topology hints some may not be in `cluster`.
     pub local: Arc<[EndpointKey]>,
-    /// Session affinity: seconds that a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
-    /// The networks that may connect to load-balancer addresses; `None` for all clients.
     pub source_ranges: Option<Arc<[Network]>>,
-    /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
 }
 

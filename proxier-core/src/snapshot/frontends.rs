@@ -30,21 +30,6 @@ pub(crate) const OTHER_PORT: &str =
 
 /// A Frontend with its endpoints, from an agent with its own source of truth
 /// ([`Reconciler::upsert_frontends`](crate::engine::Reconciler::upsert_frontends)).
-///
-/// ```
-/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-/// use proxier_core::snapshot::{FrontendSpec, Roles, TrafficPolicy};
-///
-/// let endpoint = |last| EndpointKey::new([10, 244, 1, last].into(), 5353);
-/// let key = FrontendKey::new(Protocol::Udp, "203.0.113.7".parse()?, 53);
-/// let mut dns = FrontendSpec::new(key, [endpoint(7), endpoint(8)]);
-/// // An external address; clients outside get the endpoint on this node only, and it sees their addresses.
-/// (dns.roles, dns.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
-/// dns.local = vec![endpoint(7)];
-/// dns.affinity_secs = Some(60);
-/// assert_eq!(dns.cluster.len(), 2);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct FrontendSpec {
     /// Protocol, address and port.

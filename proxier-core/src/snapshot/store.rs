@@ -91,9 +91,7 @@ impl Store {
         self.services.remove(key).map(|service| service.key).into_iter().collect()
     }
 
-    /// Replaces the Frontends that an agent provides under this name. A Service of this name hides them. Between agents
-    /// that ask for the same protocol, address and port, the first to ask keeps it until it no longer asks. What cannot
-    /// be served is ignored ([`Store::rejections`]).
+    /// See [`Reconciler::upsert_frontends`](crate::engine::Reconciler::upsert_frontends).
     pub fn upsert_frontends(
         &mut self,
         key: &ObjectKey,
@@ -207,8 +205,7 @@ impl Store {
         }
     }
 
-    /// Records that an object cannot be read, and why; its last readable content stays. The name may be empty if it
-    /// cannot be read either. `service`: the Service of a slice, if known.
+    /// See [`Reconciler::note_unreadable`](crate::engine::Reconciler::note_unreadable).
     pub(crate) fn note_unreadable(
         &mut self,
         object: (ObjectKind, ObjectKey),

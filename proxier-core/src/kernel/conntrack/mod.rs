@@ -27,13 +27,9 @@ attrs! {
     /// Inside `CTA_TUPLE_IP`.
     "CTA_IP_",
     pub enum IpAttr<'a> {
-        /// Source, IPv4.
         V4_SRC = 1 => V4Source([u8; 4]),
-        /// Destination, IPv4.
         V4_DST = 2 => V4Destination([u8; 4]),
-        /// Source, IPv6.
         V6_SRC = 3 => V6Source([u8; 16]),
-        /// Destination, IPv6.
         V6_DST = 4 => V6Destination([u8; 16]),
     }
 }
@@ -42,11 +38,8 @@ attrs! {
     /// Inside `CTA_TUPLE_PROTO`.
     "CTA_PROTO_",
     pub enum ProtoAttr<'a> {
-        /// IP protocol.
         NUM = 1 => Number(u8),
-        /// Source port.
         SRC_PORT = 2 => SourcePort(Be16),
-        /// Destination port.
         DST_PORT = 3 => DestinationPort(Be16),
     }
 }
@@ -55,9 +48,7 @@ attrs! {
     /// One direction of a connection.
     "CTA_TUPLE_",
     pub enum TupleAttr<'a> {
-        /// Addresses.
         IP = 1 => Ip(Attrs<'a, IpAttr<'a>>),
-        /// Protocol and ports.
         PROTO = 2 => Proto(Attrs<'a, ProtoAttr<'a>>),
     }
 }
@@ -66,7 +57,6 @@ attrs! {
     /// Inside `CTA_FILTER`.
     "CTA_FILTER_",
     pub enum FilterAttr<'a> {
-        /// Parts of `CTA_TUPLE_ORIG` that are compared.
         ORIG_FLAGS = 1 => OriginalFlags(u32),
     }
 }
@@ -75,9 +65,7 @@ attrs! {
     /// A tracked connection.
     "CTA_",
     pub enum FlowAttr<'a> {
-        /// Tuple of the client's packets.
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
-        /// The tuple of the answers.
         TUPLE_REPLY = 2 => Reply(Attrs<'a, TupleAttr<'a>>),
         /// Tells it from a later connection with the same addresses.
         ID = 12 => Id(Be32),

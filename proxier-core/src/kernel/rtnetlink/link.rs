@@ -28,9 +28,7 @@ attrs! {
     /// A device.
     "IFLA_",
     pub enum LinkAttr<'a> {
-        /// Its name.
         IFNAME = 3 => Name(NulStr<'a>),
-        /// Details by its kind.
         LINKINFO = 18 => Info(Attrs<'a, InfoAttr<'a>>),
         /// What a listing should omit: `RTEXT_FILTER_*`.
         EXT_MASK = 29 => ExtMask(u32),

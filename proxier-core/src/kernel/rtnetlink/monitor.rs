@@ -64,9 +64,6 @@ impl Changes {
 ///
 /// Open it before you read the addresses, to miss nothing. Wait until its descriptor is readable, then call
 /// [`drain`](Monitor::drain).
-///
-/// A monitor stays in the network namespace of the thread that opened it. For another one, open it on a thread that has
-/// entered it.
 #[derive(Debug)]
 pub struct Monitor {
     listener: Listener,

@@ -37,9 +37,6 @@ impl Default for LinksPort {
 
 impl LinksPort {
     /// Opens the socket now.
-    ///
-    /// # Errors
-    /// If the kernel refuses it.
     pub fn open(&mut self) -> Result<()> {
         self.connection.call("opening rtnetlink", |_| Ok(()))
     }

@@ -35,13 +35,10 @@ attrs! {
     pub enum RouteAttr<'a> {
         /// Network of the route; absent for all addresses.
         DST = 1 => Destination(&'a [u8]),
-        /// The device.
         OIF = 4 => Device(u32),
-        /// The gateway.
         GATEWAY = 5 => Gateway(&'a [u8]),
         /// The metric: of several routes for one network, the lowest is used.
         PRIORITY = 6 => Priority(u32),
-        /// The source of this host's own packets.
         PREFSRC = 7 => Source(&'a [u8]),
         /// Several next hops, each a `struct rtnexthop` with attributes.
         MULTIPATH = 9 => Multipath(&'a [u8]),
