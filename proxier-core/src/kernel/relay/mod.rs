@@ -126,16 +126,15 @@ impl Relay {
 
     /// Starts the threads, unless they run. Panics if the kernel provides no thread.
     fn start(&mut self) -> Result<Handle> {
-        let runtime = match self.runtime.take() {
-            Some(runtime) => runtime,
-            None => {
-                let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-                let mut runtime = Builder::new_multi_thread();
-                runtime.worker_threads(threads).thread_name("relay").enable_io().enable_time();
-                let runtime = runtime.build().map_err(|error| failed("starting the relay", &error))?;
-                *lock(&self.shared.spare) = spare();
-                runtime
-            }
+        let runtime = if let Some(runtime) = self.runtime.take() {
+            runtime
+        } else {
+            let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+            let mut runtime = Builder::new_multi_thread();
+            runtime.worker_threads(threads).thread_name("relay").enable_io().enable_time();
+            let runtime = runtime.build().map_err(|error| failed("starting the relay", &error))?;
+            *lock(&self.shared.spare) = spare();
+            runtime
         };
         Ok(self.runtime.insert(runtime).handle().clone())
     }
