@@ -49,10 +49,14 @@ impl Run<'_, '_> {
                 _ => None,
             };
             match (operation, usual) {
-                (Operation::AddVirtualServer(_), Some(_)) => {
+                (Operation::AddVirtualServer(asked), Some(_)) => {
                     let refused = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
+                    let there = self.observed.virtual_servers.get(&key);
                     if refused.iter().any(|(of, _)| *of == Subject::VirtualServer(key)) {
                         self.note_lacking(key, not_without_virtual_server(&key));
+                    } else if there.is_some_and(|there| there.config.scheduler == asked.config.scheduler) {
+                        // By now the kernel takes it.
+                        return false;
                     } else {
                         failure.error = until_then(&failure.error);
                     }
