@@ -220,11 +220,12 @@ fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
             let path = format!("{directory}/{file}");
             // A file that cannot be read forbids nothing.
             let text = root.read(&path, LARGEST).unwrap_or_default();
-            let mut whole = String::new();
-            for (line, text) in (1..).zip(String::from_utf8_lossy(&text).lines()) {
-                // A backslash at the end: the next line continues this one (`freadline_wrapped` in kmod).
+            let (text, mut whole) = (String::from_utf8_lossy(&text), String::new());
+            let mut lines = (1..).zip(text.lines()).peekable();
+            while let Some((line, text)) = lines.next() {
+                // A backslash at the end: the next line, if any, continues this one (`freadline_wrapped` in kmod).
                 whole.push_str(text.strip_suffix('\\').unwrap_or(text));
-                if text.ends_with('\\') {
+                if text.ends_with('\\') && lines.peek().is_some() {
                     continue;
                 }
                 let whole = std::mem::take(&mut whole);

@@ -165,6 +165,8 @@ fn a_forbidden_module_and_those_that_need_it_are_missing() {
     tree.write("etc/modprobe.d/z.conf", "# why \\\ninstall ip_set /bin/false\ninst\\\nall dum\\\nmy \\\n /bin/false\n");
     let report = tree.report();
     assert_eq!([find(&report, "ip_set").state, find(&report, "dummy").state], [State::Loadable, State::Missing]);
+    tree.write("etc/modprobe.d/z.conf", "install ip_set /bin/false \\");
+    assert_eq!(find(&tree.report(), "ip_set").state, State::Missing, "a last line that nothing continues");
 }
 
 /// The kernel compares exact names, and the last list applies. `modprobe.blacklist` is ignored for a module that is asked for by name.
