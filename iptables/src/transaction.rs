@@ -235,7 +235,7 @@ impl Transaction {
     /// packets meet some of these chains with new rules and others with old ones. They jump to each other and to chains
     /// that exist. Then comes everything else, such as the rules that lead to new chains. The last delete such chains:
     /// the rules that lead to them, then their own, then the chains. If a part fails, those before it stay. Nothing is
-    /// divided if there are at most `most` such chains. Without edits there is no transaction.
+    /// divided if there are at most `most` such chains. The list is empty if there is nothing to edit.
     #[must_use]
     pub fn divide(mut self, most: usize, is_free: impl Fn(&TableName, &ChainName) -> bool) -> Vec<Self> {
         let (mut parts, mut last) = (Vec::new(), Vec::new());
