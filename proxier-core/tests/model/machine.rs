@@ -333,6 +333,8 @@ impl Machine {
         let report = self.pass();
         assert!(report.is_done(), "{report:#?}");
         self.run(Duration::from_secs(60));
+        self.end_connections();
+        self.run(Duration::from_secs(60));
 
         // A further full pass writes nothing.
         let writes = self.kernel.writes();
@@ -363,6 +365,15 @@ impl Machine {
         let mut orphans = self.orphans.clone();
         orphans.retain(|key| !proxier.wanted().unwrap().has_server(key));
         foreign::assert_same(&state, &fresh.state(), &orphans, &proxier.wanted().unwrap());
+    }
+
+    /// Ends the connections of real servers that drain without a deadline: those of endpoints that serve and are not selected.
+    fn end_connections(&mut self) {
+        let drains = self.proxier.drains().unwrap();
+        for drain in drains.iter() {
+            assert_eq!(drain.deadline, None, "it drains past its deadline: {drain:?}");
+            self.kernel.ipvs().set_counters(&drain.virtual_server, Some((&drain.real, 0, 0)), 1, 1);
+        }
     }
 
     /// Cleans up: no own object is left, and all foreign ones are.
