@@ -522,6 +522,47 @@ fn a_refused_frontend_of_many_is_left_out() {
     }
 }
 
+/// A large new table gets some elements first, without a chain that sees packets; a failure or an end in between leaves nothing that the next
+/// pass or process does not mend.
+#[test]
+fn a_large_table_is_made_in_parts_that_no_packet_sees() {
+    const SERVICES: u8 = 250;
+    let endpoints: Vec<String> = (1..=8).map(|number| format!("10.244.0.{number}")).collect();
+    let serve = |node: &mut Node| node.serve_many(SERVICES, &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut undisturbed = new();
+    serve(&mut undisturbed);
+    undisturbed.settles();
+    let commits = undisturbed.transactions();
+    assert_eq!(commits, 4, "three of IPv4, one of IPv6");
+    let whole = undisturbed.tables().remove("ip proxier");
+    let mut partly = 0;
+    for number in 0..commits {
+        for ends in [false, true] {
+            let mut node = new();
+            serve(&mut node);
+            if ends {
+                node.kernel.crash_after(number);
+            } else {
+                let fault = Fault::new(Call::TablesCommit, PortErrorKind::Full).after_calls(number);
+                node.kernel.fail(fault);
+            }
+            let report = node.pass();
+            assert_eq!(report.has_failed(), ends || number > 1, "{number} {ends}: {report:#?}");
+            let table = node.tables().remove("ip proxier");
+            let sees_packets = table.as_ref().is_some_and(|text| text.contains("type nat hook"));
+            assert!(!sees_packets || table == whole, "{number} {ends}");
+            partly += u64::from(table.is_some() && !sees_packets);
+            if ends {
+                node = node.next(options());
+                serve(&mut node);
+            }
+            node.settles();
+            assert_eq!(node.tables(), undisturbed.tables(), "{number} {ends}");
+        }
+    }
+    assert!(partly >= 3, "{partly}");
+}
+
 /// A change that the kernel refuses leaves the Frontend as it was.
 #[test]
 fn a_frontend_whose_change_is_refused_keeps_its_endpoints() {

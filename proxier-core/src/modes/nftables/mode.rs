@@ -109,7 +109,7 @@ impl Mode {
         drift
     }
 
-    fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, written: usize, tables: &mut dyn Tables) {
+    fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, ours: u32, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // Reading shows what was written and what was not.
             self.known = None;
@@ -133,7 +133,6 @@ impl Mode {
                 }
             }
         }
-        let ours = u32::try_from(written).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
             // If only our transactions increased it, no other program made changes.
@@ -272,8 +271,8 @@ impl modes::Mode for Mode {
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).gather();
         self.refused = written.values().flat_map(|written| written.refused.iter().map(|(key, ..)| *key)).gather();
         self.held = std::mem::take(&mut plan.held);
-        let count = written.values().filter(|written| written.failed.is_none()).count();
-        self.note_written(desired, &plan, count, ports.tables);
+        let commits = written.values().map(|written| written.commits).sum();
+        self.note_written(desired, &plan, commits, ports.tables);
         for family in Family::ALL.into_iter().filter(|family| is_done(*family)) {
             changes.confirm(family);
             self.index.confirm(family);

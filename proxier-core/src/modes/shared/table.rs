@@ -310,7 +310,14 @@ pub(crate) trait Changes: Clone {
     /// The table, if it is created, and must not exist before.
     fn new_table(&self) -> Option<&TableKey>;
 
-    fn outgoing(&self) -> LabelledTransaction<Self::Set>;
+    /// Transactions to commit first, in this order, if there are any: a new table with some of its elements, and no
+    /// chain that sees packets.
+    fn groundwork(&self) -> Vec<Transaction> {
+        Vec::new()
+    }
+
+    /// All changes. `has_ground`: the first of [`groundwork`](Changes::groundwork) is committed.
+    fn outgoing(&self, has_ground: bool) -> LabelledTransaction<Self::Set>;
 
     /// The part of each element of an operation; `None` for one that belongs to none.
     fn parts(&self, operation: (Self::Set, Action)) -> impl Iterator<Item = Option<Self::Part>>;
@@ -327,6 +334,8 @@ pub(crate) struct WriteOutcome<P> {
     pub(crate) refused: Vec<(P, Action, PortError)>,
     /// The kernel contradicted its tracked state.
     pub(crate) is_surprise: bool,
+    /// Number of committed transactions.
+    pub(crate) commits: u32,
 }
 
 /// Writes changes without the parts that the kernel refuses. Returns what is left of them.
@@ -336,16 +345,27 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     (basis, again): (&mut Basis<F>, &ReadAgain<'_, F>),
     tables: &mut dyn Tables,
 ) -> (Cow<'a, C>, WriteOutcome<C::Part>) {
-    let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false };
+    let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false, commits: 0 };
+    for mut transaction in changes.groundwork() {
+        if basis.commit(family, &mut transaction, again, tables).is_err() {
+            // What follows shows why.
+            break;
+        }
+        written.commits = written.commits.saturating_add(1);
+    }
+    let has_ground = written.commits > 0;
     let mut checks = CHECKS;
     loop {
-        let (mut transaction, of_elements) = changes.outgoing();
+        let (mut transaction, of_elements) = changes.outgoing(has_ground);
         if transaction.is_empty() {
             break;
         }
         let (NotCommitted { error, refused }, is_changed) = match basis.commit(family, &mut transaction, again, tables)
         {
-            Ok(()) => break,
+            Ok(()) => {
+                written.commits = written.commits.saturating_add(1);
+                break;
+            }
             Err(refused) => refused,
         };
         let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
@@ -356,7 +376,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
                 Some(element) => changes.parts((set, action)).nth(element)??,
                 None if is_of_an_element(&error) => {
                     let suspects: BTreeSet<C::Part> = changes.parts((set, action)).flatten().gather();
-                    let passes = |without: &[C::Part]| passes(&*changes, set, without, tables);
+                    let passes = |without: &[C::Part]| passes(&*changes, has_ground, set, without, tables);
                     search(suspects.into_iter().collect(), &mut checks, passes)?
                 }
                 None => return None,
@@ -368,7 +388,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
             written.is_surprise |= is_changed || is_of_the_state(&error);
             let is_foreign =
                 error.kind() == PortErrorKind::AlreadyExists && refused.is_some_and(|(operation, _)| operation == 0);
-            written.failed = Some(match changes.new_table().filter(|_| is_foreign) {
+            written.failed = Some(match changes.new_table().filter(|_| is_foreign && !has_ground) {
                 Some(table) => PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(table))),
                 None => error,
             });
@@ -383,10 +403,16 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
 }
 
 /// Whether the kernel accepts all but these parts of a set; `None` if it refuses something else.
-fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mut dyn Tables) -> Option<bool> {
+fn passes<C: Changes>(
+    changes: &C,
+    has_ground: bool,
+    set: C::Set,
+    without: &[C::Part],
+    tables: &mut dyn Tables,
+) -> Option<bool> {
     let mut tried = changes.clone();
     tried.leave_out(set, without);
-    let (transaction, of_elements) = tried.outgoing();
+    let (transaction, of_elements) = tried.outgoing(has_ground);
     match tables.check(&transaction) {
         Ok(()) => Some(true),
         // The kernel continues after a refusal, and the first refusal is the one that counts. If it is about another

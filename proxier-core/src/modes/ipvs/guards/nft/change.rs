@@ -50,7 +50,7 @@ impl Changes for EntryChanges<'_> {
         self.change.filter(|change| change.fate == Fate::Make).map(|change| &change.layout.table)
     }
 
-    fn outgoing(&self) -> LabelledTransaction<SetKind> {
+    fn outgoing(&self, _has_ground: bool) -> LabelledTransaction<SetKind> {
         let (mut transaction, mut of_elements) = LabelledTransaction::default();
         if let Some(TableChange { layout, fate, claims, chains }) = self.change {
             write_layout(&mut transaction, (*fate, *claims), &**layout, [], chains);
