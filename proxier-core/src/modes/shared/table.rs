@@ -1,5 +1,6 @@
 //! Tables of nf_tables that this program owns. They are read, compared with their layout, and written in one
-//! transaction based on the state that was read. It is repeated without the parts that the kernel refuses.
+//! transaction based on the state that was read. It is repeated without the parts that the kernel refuses. Before it, a
+//! large new table gets some of its elements.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
