@@ -19,8 +19,8 @@ use crate::status::zpages;
 /// Failing requests to the API server are reported after this time; before, it may just be restarting.
 const NOTEWORTHY: Duration = Duration::from_secs(60);
 
-/// A pass may take this long before `/livez` judges it like one that has failed. Each program and each question to the
-/// kernel has a shorter limit, so a pass that lasts longer hangs.
+/// A pass may take this long before `/livez` judges it like one that has failed: as long as the program that lists rules
+/// may compute before it is killed ([`iptables::Limits::program`]).
 const LONGEST_PASS: Duration = Duration::from_secs(600);
 
 /// The proxy's state for the health servers, and its metrics. Shared; cheap to read.

@@ -46,6 +46,8 @@ pub(crate) struct Worker {
     /// The addresses last given to the health check servers of Services.
     listening: Option<ListenAddresses>,
     has_passed: bool,
+    /// The end of the last pass after which nothing was failing.
+    free: Option<Instant>,
     /// Dropped when the first full pass has ended.
     compared: Option<Sender<()>>,
     has_written: bool,
@@ -104,6 +106,7 @@ impl Worker {
                 triggers: Triggers::new(started),
                 listening: None,
                 has_passed: false,
+                free: None,
                 compared,
                 has_written: false,
                 unreturned: 0,
@@ -164,7 +167,7 @@ impl Worker {
                 return;
             }
             let start = Instant::now();
-            let mut pending = engine.pending_since();
+            let mut pending = self.pending_since(engine);
             if engine.idle() == Some(Duration::ZERO) {
                 // A pass that nobody requested may take too long as well.
                 pending = pending.or(Some(start));
@@ -173,6 +176,9 @@ impl Worker {
             self.health.set_pass(Some(start));
             if let Some(report) = engine.pass() {
                 let is_first = !std::mem::replace(&mut self.has_passed, true);
+                if !engine.proxier.schedule().is_failing() {
+                    self.free = Some(Instant::now());
+                }
                 self.report_pass(engine, &report, start);
                 let serves = report.full && !report.has_failed() && !report.waits;
                 if serves {
@@ -196,9 +202,14 @@ impl Worker {
                     self.give_back();
                 }
             }
-            self.health.set_pending(engine.pending_since());
+            self.health.set_pending(self.pending_since(engine));
             self.health.set_pass(None);
         }
+    }
+
+    /// Since when a request is not done that could have been: what arrives during a long pass waits for its end.
+    fn pending_since(&self, engine: &Engine<impl Kernel>) -> Option<Instant> {
+        engine.pending_since().map(|since| self.free.map_or(since, |free| since.max(free)))
     }
 
     fn give_back(&mut self) {

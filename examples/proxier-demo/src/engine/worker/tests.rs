@@ -41,7 +41,11 @@ impl Play {
     }
 
     fn send(&self, change: Change) {
-        self.messages.blocking_send(Message::Event(Event { at: Instant::now(), change })).unwrap();
+        self.send_of(Instant::now(), change);
+    }
+
+    fn send_of(&self, at: Instant, change: Change) {
+        self.messages.blocking_send(Message::Event(Event { at, change })).unwrap();
     }
 
     fn service(&self, name: &str, address: &str) {
@@ -142,6 +146,26 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     play.kernel.clear_faults();
     play.until("it is well again", |play| play.is_healthy() && play.health.is_ready());
     assert!(play.failed_passes() > 5);
+}
+
+/// A kubelet restarted the process during the pass for what had arrived while the first one took minutes.
+#[test]
+fn waiting_for_a_long_pass_is_healthy() {
+    let play = Play::on(FakeKernel::new(), Duration::from_secs(1), |_options| {});
+    play.send(Change::Synced);
+    play.until("the first pass", |play| play.health.is_ready());
+    let arrived = Instant::now();
+    std::thread::sleep(Duration::from_millis(2_100));
+    let passes = play.full_passes();
+    play.until("a pass that it waits for", |play| play.full_passes() > passes);
+    play.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
+    let service = json!({
+        "metadata": {"namespace": "demo", "name": "web"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]},
+    });
+    play.send_of(arrived, Change::UpsertService(Box::new(serde_json::from_value(service).unwrap())));
+    play.until("it fails", |play| play.failed_passes() > 0);
+    assert!(play.is_healthy());
+    play.until("it has failed for long", |play| !play.is_healthy());
 }
 
 /// Annotations and configuration that are not applied to a Service become Events of the Service.
