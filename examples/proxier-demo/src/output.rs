@@ -52,16 +52,19 @@ pub(crate) fn log(entry: &str) -> u64 {
     LOG.lock().unwrap_or_else(PoisonError::into_inner).write(&mut io::stderr(), entry)
 }
 
-static LOG: Mutex<Log> = Mutex::new(Log { dropped: 0 });
+static LOG: Mutex<Log> = Mutex::new(Log::NEW);
 
 /// Standard error, whose reader may stop, such as a container runtime. Writes would then block this process, so that
 /// it would neither serve nor end.
 struct Log {
     /// Number of entries since the reader stopped.
     dropped: u64,
+    /// Whether the last line has no end.
+    is_cut: bool,
 }
 
 impl Log {
+    const NEW: Log = Log { dropped: 0, is_cut: false };
     /// A pipe that takes anything takes this much (`pipe_poll`, `PIPE_BUF`).
     const PIECE: usize = 4096;
     /// How many milliseconds the first entry waits. Those after it do not wait, until there is a reader again.
@@ -70,15 +73,18 @@ impl Log {
     /// Drops the entry, or its end, if nobody reads.
     fn write(&mut self, to: &mut (impl io::Write + AsFd), entry: &str) -> u64 {
         let mut wait = PollTimeout::from(if self.dropped == 0 { Self::PATIENCE } else { 0 });
-        for piece in entry.as_bytes().chunks(Self::PIECE) {
+        let end: &[u8] = if self.is_cut { b"\n" } else { b"" };
+        for piece in end.chunks(1).chain(entry.as_bytes().chunks(Self::PIECE)) {
             let ready = poll(&mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)], wait);
             if !ready.is_ok_and(|count| count > 0) {
                 self.dropped += 1;
                 return 0;
             }
             let _nobody_reads = to.write_all(piece);
+            self.is_cut = true;
             wait = PollTimeout::from(Self::PATIENCE);
         }
+        self.is_cut = false;
         std::mem::take(&mut self.dropped)
     }
 }
@@ -184,7 +190,7 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{BufRead as _, BufReader, Read as _};
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -193,7 +199,7 @@ mod tests {
     #[test]
     fn a_log_that_nobody_reads_stops_nothing() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let (mut log, mut to) = (Log { dropped: 0 }, writer);
+        let (mut log, mut to) = (Log::NEW, writer);
         let entry = "x".repeat(999) + "\n";
         let start = Instant::now();
         let written = (0..1_000).take_while(|_| log.write(&mut to, &entry) == 0 && log.dropped == 0).count();
@@ -212,5 +218,14 @@ mod tests {
             read.join().unwrap().unwrap()
         });
         assert_eq!(whole, (entry + &long).into_bytes());
+        // Otherwise its end is missing, and the next one begins on a line of its own.
+        let (reader, writer) = io::pipe().unwrap();
+        let (mut lines, mut to) = (BufReader::new(reader).lines(), writer);
+        log.write(&mut to, &long);
+        let cut = std::thread::spawn(move || [lines.next(), lines.next()].map(|line| line.unwrap().unwrap()));
+        while log.write(&mut to, "next\n") == 0 {}
+        drop(to);
+        let [first, second] = cut.join().unwrap();
+        assert_eq!((first.trim_matches('y'), &*second), ("", "next"));
     }
 }
