@@ -245,9 +245,14 @@ impl Transaction {
                 continue;
             }
             let part = |edits| Self { tables: vec![TableEdit { name: name.clone(), edits }] };
-            let deleted = |edit: &Edit| if let Edit::DeleteChain(chain) = edit { Some(chain.clone()) } else { None };
-            let deleted = edits.iter().filter_map(deleted).filter(|chain| is_free(name, chain));
-            let deleted: HashSet<ChainName> = deleted.collect();
+            let mut deleted = HashSet::new();
+            for edit in edits.iter() {
+                match edit {
+                    Edit::DeleteChain(chain) if is_free(name, chain) => _ = deleted.insert(chain.clone()),
+                    // It exists in the end.
+                    other => _ = deleted.remove(other.chain()),
+                }
+            }
             let is_deleted = |chain: &ChainName| deleted.contains(chain);
             let deletion = |edit: &Edit| match edit {
                 Edit::Delete(_, rule) => rule.target().filter(|target| deleted.contains(*target)).map(|_| 0),

@@ -48,8 +48,8 @@ struct Open {
     table: Table,
     /// Added rules with their lines, for the checks at commit.
     added: Vec<(usize, ChainName, Rule)>,
-    /// Deleted chains with their lines.
-    deleted: Vec<(usize, ChainName)>,
+    /// The first chain that could not be deleted, with its line.
+    kept: Option<(usize, ChainName)>,
 }
 
 impl Script<'_> {
@@ -117,7 +117,7 @@ impl Script<'_> {
             return Err(self.wrong(number, &words));
         };
         let table = tables.get(&name).filter(|_| self.noflush).cloned().unwrap_or_else(|| untouched(name));
-        Ok(Open { table, added: Vec::new(), deleted: Vec::new() })
+        Ok(Open { table, added: Vec::new(), kept: None })
     }
 
     fn chain_line(&self, number: usize, line: &str, table: &mut Table) -> Result<(), Failure> {
@@ -214,8 +214,9 @@ impl Script<'_> {
                 if busy && self.backend == Backend::Legacy {
                     return Err(self.refused(number, ""));
                 }
-                open.deleted.push((number, chain_name));
-                if !busy {
+                if busy {
+                    open.kept.get_or_insert((number, chain_name));
+                } else {
                     open.table.remove(name);
                 }
             }
@@ -278,10 +279,8 @@ impl Script<'_> {
                 return Err(late(*line, &format!("RULE_APPEND failed (Invalid argument): rule in chain {chain}")));
             }
         }
-        for (line, chain) in &open.deleted {
-            if open.table.chain(chain.as_str()).is_some() {
-                return Err(late(*line, &format!("CHAIN_DEL failed (Device or resource busy): chain {chain}")));
-            }
+        if let Some((line, chain)) = &open.kept {
+            return Err(late(*line, &format!("CHAIN_DEL failed (Device or resource busy): chain {chain}")));
         }
         match open.added.last().filter(|_| has_loop(&open.table)) {
             Some((line, chain, _)) => {

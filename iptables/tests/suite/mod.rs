@@ -514,6 +514,21 @@ pub(crate) fn many_chains_are_written_in_parts(world: &impl World) {
     world.iptables().restore(&whole).unwrap();
     world.iptables().restore(&change).unwrap();
     assert_eq!(world.rules().replace("-A OUTPUT -j HUB\n-A OUTPUT -j HUB\n", "-A OUTPUT -j HUB\n"), divided);
+
+    // A chain that is made again after its deletion stays.
+    let mut anew = Transaction::new();
+    let nat = anew.table(TableName::NAT);
+    for service in services[..5].iter().map(|service| chain(service)) {
+        nat.edit(Edit::Delete(chain("HUB"), rule(&format!("-j {service}")))).delete_chain(service);
+    }
+    nat.edit(Edit::NewChain(chain("SVC-0"))).edit(Edit::Append(chain("SVC-0"), rule("-j RETURN")));
+    let parts = anew.divide(4, |_, _| true);
+    assert!(parts.len() > 2, "{parts:?}");
+    for part in &parts {
+        world.iptables().restore(part).unwrap();
+    }
+    let rules = world.rules();
+    assert!(rules.contains("-A SVC-0 -j RETURN\n") && !rules.contains("-j SVC-1\n"), "{rules}");
 }
 
 pub(crate) fn the_kernel_is_checked_without_a_change(world: &impl World) {
