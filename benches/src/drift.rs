@@ -17,11 +17,7 @@ const BOTH: &str = "C program and the two iptables-save";
 const PASS: &str = "Proxier, full pass";
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let (services, endpoints) = match (options.smoke, options.quick) {
-        (true, _) => (50, 4),
-        (_, true) => (2_000, 10),
-        _ => (10_000, 10),
-    };
+    let (services, endpoints) = options.choose((50, 4), (2_000, 10), (10_000, 10));
     let mut report = Report::new("drift", options);
     report
         .note(format!("{services} Services with {endpoints} endpoints each; every pass is checked to write nothing."));
@@ -52,8 +48,7 @@ fn dumps(sets: &[&str]) -> Result<(f64, u64), Failure> {
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints, rounds] = arguments else { return Err("SERVICES ENDPOINTS ROUNDS".into()) };
     let (services, endpoints, rounds): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, rounds.parse()?);
-    let mut node = Node::in_mode(Kind::default())?;
-    node.load(services, endpoints);
+    let mut node = Node::in_mode(Kind::default(), services, endpoints)?;
     node.pass()?;
     // The first full pass after programming. What it still writes is not drift.
     node.request_full();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use iptables::{Backend, BackendChoice};
 use proxier_core::engine::Options as ReconcilerOptions;
-use proxier_core::kernel;
+use proxier_core::kernel::KernelOptions;
 use proxier_core::modes;
 use proxier_core::net::Family;
 
@@ -44,11 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         "All from nothing, and the program alone beside it, ten times in a round with 1,000 Services by the legacy back end, twice with 5,000: \
          these times vary by a fifth.",
     );
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[10, 50],
-        (_, true) => &[1_000],
-        _ => &[1_000, 5_000, 10_000],
-    };
+    let sizes: &[u32] = options.choose(&[10, 50], &[1_000], &[1_000, 5_000, 10_000]);
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
     let each = || {
@@ -154,18 +150,6 @@ fn program(back_end: Backend, family: Family, end: &str) -> String {
     format!("{stem}-{}-{end}", called(back_end))
 }
 
-/// Runs `work` for each in parallel; returns the total time.
-fn in_parallel<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), String> + Sync) -> Result<Duration, Failure> {
-    let work = &work;
-    let ((), took) = timed(|| {
-        thread::scope(|scope| {
-            let started: Vec<_> = all.iter().map(|one| scope.spawn(move || work(one))).collect();
-            started.into_iter().try_for_each(|run| run.join().map_err(|_panic| "a thread has ended".to_owned())?)
-        })
-    })?;
-    Ok(took)
-}
-
 /// Restores each family's text.
 fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Failure> {
     let one = |(program, text): &(String, String)| {
@@ -174,10 +158,14 @@ fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Fa
     if texts.is_empty() {
         return Err("a pass has written nothing".into());
     }
-    if back_end != Backend::Legacy {
-        return in_parallel(texts, one);
-    }
-    Ok(timed(|| texts.iter().try_for_each(one))?.1)
+    let in_parallel = || {
+        thread::scope(|scope| {
+            let started: Vec<_> = texts.iter().map(|text| scope.spawn(move || one(text))).collect();
+            started.into_iter().try_for_each(|run| run.join().map_err(|_panic| "a thread has ended".to_owned())?)
+        })
+    };
+    let in_turn = || texts.iter().try_for_each(one);
+    Ok(if back_end == Backend::Legacy { timed(in_turn)?.1 } else { timed(in_parallel)?.1 })
 }
 
 /// Checks that the timed side did all the work: one chain per Service, one per endpoint.
@@ -193,18 +181,11 @@ fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn programs_of(back_end: Backend) -> kernel::KernelOptions {
-    let mut kernel = kernel::KernelOptions::default();
-    kernel.backend = BackendChoice::Force(back_end);
-    kernel
-}
-
 fn node(back_end: Backend, services: u32) -> Result<Node, Failure> {
-    let mut options = ReconcilerOptions::default();
+    let (mut kernel, mut options) = (KernelOptions::default(), ReconcilerOptions::default());
+    kernel.backend = BackendChoice::Force(back_end);
     options.mode = modes::Kind::Iptables;
-    let mut node = Node::on(&programs_of(back_end), options)?;
-    node.load(services, ENDPOINTS);
-    Ok(node)
+    Node::with(&kernel, options, services, ENDPOINTS)
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {

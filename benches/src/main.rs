@@ -37,23 +37,23 @@ use clap::builder::PossibleValuesParser;
 /// Error of a bench, of any kind.
 type Failure = Box<dyn std::error::Error>;
 
-/// A bench by its name; docs/figures.md says what each measures.
-type Bench = (&'static str, fn(&Options) -> Result<(), Failure>);
+/// A bench by its name, and what one of its sides does in a process of its own. docs/figures.md says what each measures.
+type Bench = (&'static str, fn(&Options) -> Result<(), Failure>, Option<fn(&[&str]) -> Result<(), Failure>>);
 
 const BENCHES: [Bench; 13] = [
-    ("ipvs-program", ipvs_program::run),
-    ("nftables-services", nftables_services::run),
-    ("iptables-services", iptables_services::run),
-    ("modes", modes::run),
-    ("packets", packets::run),
-    ("cold-start", end_to_end::run_start),
-    ("drift", drift::run),
-    ("end-to-end", end_to_end::run),
-    ("fleet", end_to_end::run_fleet),
-    ("policy", end_to_end::run_policy),
-    ("reconcile", reconcile::run),
-    ("memory", memory::run),
-    ("userspace", userspace::run),
+    ("ipvs-program", ipvs_program::run, Some(ipvs_program::side)),
+    ("nftables-services", nftables_services::run, Some(nftables_services::side)),
+    ("iptables-services", iptables_services::run, Some(iptables_services::side)),
+    ("modes", modes::run, Some(modes::side)),
+    ("packets", packets::run, Some(packets::side)),
+    ("cold-start", end_to_end::run_start, None),
+    ("drift", drift::run, Some(drift::side)),
+    ("end-to-end", end_to_end::run, Some(end_to_end::side)),
+    ("fleet", end_to_end::run_fleet, None),
+    ("policy", end_to_end::run_policy, None),
+    ("reconcile", reconcile::run, None),
+    ("memory", memory::run, None),
+    ("userspace", userspace::run, Some(userspace::side)),
 ];
 
 /// Measure side by side: what the crates cost against what people use today
@@ -62,7 +62,7 @@ const BENCHES: [Bench; 13] = [
 /// goes at the end. `benches counts FILE [--update]` counts instructions, `benches soak --help` is a long test.
 #[derive(Debug, Parser)]
 struct Options {
-    #[arg(value_parser = PossibleValuesParser::new(BENCHES.map(|(name, _)| name)))]
+    #[arg(value_parser = PossibleValuesParser::new(BENCHES.map(|(name, ..)| name)))]
     bench: String,
     /// How often each side runs
     #[arg(long, default_value = "7", value_parser = |text: &str| text.parse().map(std::num::NonZero::<usize>::get))]
@@ -83,6 +83,19 @@ struct Options {
     live: end_to_end::Live,
 }
 
+impl Options {
+    /// The sizes that the options ask for.
+    fn choose<T>(&self, smoke: T, quick: T, full: T) -> T {
+        if self.smoke {
+            smoke
+        } else if self.quick {
+            quick
+        } else {
+            full
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -97,8 +110,8 @@ fn main() -> ExitCode {
         ["counts", file, "--update"] => counts::run(file.as_ref(), true),
         _ => {
             let options = Options::parse();
-            let bench = BENCHES.into_iter().find(|(name, _)| *name == options.bench);
-            bench.map_or(Ok(()), |(_, run)| run(&options))
+            let bench = BENCHES.into_iter().find(|(name, ..)| *name == options.bench);
+            bench.map_or(Ok(()), |(_, run, _)| run(&options))
         }
     };
     match done {

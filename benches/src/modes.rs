@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use proxier_core::engine::Options as ReconcilerOptions;
+use proxier_core::kernel::KernelOptions;
 use proxier_core::modes::Kind;
 use testkit::{Need, missing};
 
@@ -65,11 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if ways.len() < WAYS.len() {
         report.note("Without IPVS mode: this kernel has no IPVS.");
     }
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[10, 30],
-        (_, true) => &[10, 1_000],
-        _ => &[10, 100, 1_000, 5_000, 10_000],
-    };
+    let sizes: &[u32] = options.choose(&[10, 30], &[10, 1_000], &[10, 100, 1_000, 5_000, 10_000]);
     let connections = if options.smoke { "20" } else { "150" };
     for (mode, _) in &ways {
         warm_up(&["modes", mode.name(), "3", "5"])?;
@@ -109,8 +106,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let mut options = ReconcilerOptions::default();
     options.mode = mode;
     options.userspace.service_cidrs = vec![SERVICE_CIDR.parse()?];
-    let mut node = Node::with(options)?;
-    node.load(services, ENDPOINTS);
+    let mut node = Node::with(&KernelOptions::default(), options, services, ENDPOINTS)?;
     tell(PROGRAM, services, "ms", name, ms(timed(|| node.pass())?.1));
     for change in 0..CHANGES {
         let endpoints: &[u32] = if change.is_multiple_of(2) { &[0] } else { &[0, 1] };

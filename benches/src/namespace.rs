@@ -10,10 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::network::tool;
 use crate::report::Report;
-use crate::{
-    Failure, Options, drift, end_to_end, iptables_services, ipvs_program, machine, modes, nftables_services, packets,
-    userspace,
-};
+use crate::{BENCHES, Failure, machine};
 
 /// Pause in which the kernel destroys the previous side's namespace, and between checks whether it has done so.
 const REST: Duration = Duration::from_millis(200);
@@ -70,21 +67,6 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     Ok(())
 }
 
-/// Interleaves the sides of a bench, by name in arguments and in figures: A B C A B C …
-pub(crate) fn compare(
-    report: &mut Report,
-    options: &Options,
-    (bench, size): (&str, &str),
-    ways: &[(&str, &str)],
-) -> Result<(), Failure> {
-    for round in 0..options.rounds {
-        for (way, name) in ways {
-            collect(report, &[bench, way, size]).map_err(|error| format!("{name} in round {round}: {error}"))?;
-        }
-    }
-    Ok(())
-}
-
 /// Moves this process into a fresh network namespace, with `lo` up.
 pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
@@ -95,15 +77,7 @@ pub(crate) fn enter_fresh() -> Result<(), Failure> {
 /// Runs one side in a fresh network namespace, and prints its figures.
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     enter_fresh()?;
-    match arguments {
-        ["ipvs-program", rest @ ..] => ipvs_program::side(rest),
-        ["userspace", rest @ ..] => userspace::side(rest),
-        ["drift", rest @ ..] => drift::side(rest),
-        ["end-to-end", rest @ ..] => end_to_end::side(rest),
-        ["modes", rest @ ..] => modes::side(rest),
-        ["iptables-services", rest @ ..] => iptables_services::side(rest),
-        ["nftables-services", rest @ ..] => nftables_services::side(rest),
-        ["packets", rest @ ..] => packets::side(rest),
-        other => Err(format!("no such side: {other:?}").into()),
-    }
+    let (bench, rest) = arguments.split_first().ok_or("BENCH ARGUMENTS")?;
+    let side = BENCHES.into_iter().find(|(name, ..)| name == bench).and_then(|(_, _, side)| side);
+    side.ok_or_else(|| format!("no such side: {arguments:?}"))?(rest)
 }

@@ -45,11 +45,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
          rules, restored before.",
     );
     report.note("Each side waits until the kernel has given back the memory of the side before.");
-    let (many, changed, connected): (u32, &[u32], &[u32]) = match (options.smoke, options.quick) {
-        (true, _) => (50, &[10, 50], &[10, 50]),
-        (_, true) => (MANY, &[100, 10_000], &[10, 1_000]),
-        _ => (MANY, &[100, 1_000, 10_000, 50_000], &[10, 100, 1_000, 10_000, 50_000]),
-    };
+    let (many, changed, connected): (u32, &[u32], &[u32]) = options.choose(
+        (50, &[10, 50], &[10, 50]),
+        (MANY, &[100, 10_000], &[10, 1_000]),
+        (MANY, &[100, 1_000, 10_000, 50_000], &[10, 100, 1_000, 10_000, 50_000]),
+    );
     let text = tempfile::NamedTempFile::new()?;
     let path = text.path().to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
     warm_up(&["nftables-services", "write-text", &many.to_string(), path])?;
@@ -128,9 +128,7 @@ fn settle() {
 }
 
 fn node(services: u32) -> Result<Node, Failure> {
-    let mut node = Node::in_mode(modes::Kind::Nftables)?;
-    node.load(services, ENDPOINTS);
-    Ok(node)
+    Node::in_mode(modes::Kind::Nftables, services, ENDPOINTS)
 }
 
 fn table() -> Result<TableKey, Failure> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use iptables::{Dump, Transaction};
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
@@ -23,30 +23,28 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn in_mode(mode: Kind) -> Result<Self, Failure> {
+    /// A node in a mode with a whole cluster: so many Services, with so many endpoints each.
+    pub(crate) fn in_mode(mode: Kind, services: u32, endpoints: u32) -> Result<Self, Failure> {
         let mut options = Options::default();
         options.mode = mode;
-        Node::with(options)
+        Node::with(&KernelOptions::default(), options, services, endpoints)
     }
 
-    pub(crate) fn with(options: Options) -> Result<Self, Failure> {
-        Node::on(&kernel::KernelOptions::default(), options)
-    }
-
-    pub(crate) fn on(kernel: &kernel::KernelOptions, mut options: Options) -> Result<Self, Failure> {
+    pub(crate) fn with(
+        kernel: &KernelOptions,
+        mut options: Options,
+        services: u32,
+        endpoints: u32,
+    ) -> Result<Self, Failure> {
         // A pass per second; a full one only when a bench requests it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let kernel = KernelPorts::open(kernel)?;
-        Ok(Node { proxier, kernel, now: Cell::new(Duration::ZERO) })
-    }
-
-    /// The whole cluster, as lists from the API server.
-    pub(crate) fn load(&mut self, services: u32, endpoints: u32) {
+        let mut node = Node { proxier, kernel: KernelPorts::open(kernel)?, now: Cell::new(Duration::ZERO) };
         for number in 0..services {
-            self.add(number, endpoints);
+            node.add(number, endpoints);
         }
-        self.proxier.start(self.now.get());
+        node.proxier.start(Duration::ZERO);
+        Ok(node)
     }
 
     /// Gives a Service these endpoints.

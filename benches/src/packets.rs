@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use proxier_core::config::FastPath;
 use proxier_core::engine::Options as ReconcilerOptions;
+use proxier_core::kernel::KernelOptions;
 use proxier_core::modes::Kind;
 use testkit::{Need, missing};
 
@@ -121,8 +122,7 @@ impl Rules {
                 let mut options = ReconcilerOptions::default();
                 options.mode = mode;
                 options.config.fast_path = fast.then(|| FastPath::new(["*"]));
-                let mut node = Node::with(options)?;
-                node.load(services, ENDPOINTS);
+                let mut node = Node::with(&KernelOptions::default(), options, services, ENDPOINTS)?;
                 let report = node.pass()?;
                 if let Some(lack) = report.applied.lacks.first() {
                     return Err(format!("{lack:?}").into());
@@ -152,11 +152,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if missing(Need::FlowTables).is_some() {
         report.note("Without the fast path: this kernel has no flow tables.");
     }
-    let sizes: &[u32] = match (options.smoke, options.quick || is_emulated()) {
-        (true, _) => &[3],
-        (_, true) => &[1_000],
-        _ => &[1_000, 10_000],
-    };
+    let sizes: &[u32] = options.choose(&[3], &[1_000], if is_emulated() { &[1_000] } else { &[1_000, 10_000] });
     for round in 0..options.rounds {
         for size in sizes {
             for (way, name, rules) in WAYS {

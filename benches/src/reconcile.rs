@@ -7,11 +7,7 @@ use crate::report::{Goal, Report, float};
 use crate::{Failure, Options};
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[50],
-        (_, true) => &[100, 1_000],
-        _ => &[100, 1_000, 10_000, 50_000],
-    };
+    let sizes: &[u32] = options.choose(&[50], &[100, 1_000], &[100, 1_000, 10_000, 50_000]);
     let endpoints = if options.smoke { 4 } else { 10 };
     let whole = if options.smoke { 50 } else { 10_000 };
     let mut report = Report::new("reconcile", options);
