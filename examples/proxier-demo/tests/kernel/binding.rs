@@ -77,23 +77,13 @@ impl World {
     }
 
     fn arguments(&self, binding: &str) -> Vec<String> {
-        let manifests = self.manifests.0.display().to_string();
-        let all = [
-            "--manifests",
-            &manifests,
-            "--proxy-mode",
-            "ipvs",
-            "--no-fallback",
-            "--cluster-cidr",
-            "10.244.0.0/16",
-            "--ipvs-service-cidrs",
-            "10.96.0.0/12",
-            "--ipvs-binding",
-            binding,
-            "--ipvs-rules",
+        let line = format!(
+            "--proxy-mode ipvs --no-fallback --cluster-cidr 10.244.0.0/16 --ipvs-service-cidrs 10.96.0.0/12 \
+             --ipvs-binding {binding} --ipvs-rules {} --manifests {}",
             self.rules,
-        ];
-        all.map(str::to_owned).to_vec()
+            self.manifests.name()
+        );
+        line.split(' ').map(str::to_owned).collect()
     }
 
     fn start(&self, binding: &str) -> Running {

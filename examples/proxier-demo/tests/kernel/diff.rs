@@ -32,8 +32,7 @@ table ip6 kube-proxy {
 }";
 
 fn diff(world: &World, to: &str) -> (i32, String) {
-    let manifests = world.manifests.0.display().to_string();
-    let output = demo(&["diff", "--manifests", &manifests, "--to", to, "--cluster-cidr", "10.244.0.0/16"]);
+    let output = demo(&["diff", "--manifests", world.manifests.name(), "--to", to, "--cluster-cidr", "10.244.0.0/16"]);
     (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
 }
 

@@ -17,7 +17,7 @@ fn web(endpoints: &[&str]) -> String {
 /// A folder of manifests, and the arguments for it.
 fn manifests(endpoints: &[&str]) -> (Folder, Vec<String>) {
     let folder = Folder::with("web.yaml", &web(endpoints));
-    let arguments = ["--proxy-mode", "iptables", "--manifests", &folder.0.display().to_string()];
+    let arguments = ["--proxy-mode", "iptables", "--manifests", folder.name()];
     let arguments = arguments.map(str::to_owned).to_vec();
     (folder, arguments)
 }

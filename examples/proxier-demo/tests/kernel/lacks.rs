@@ -55,7 +55,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
         let _forbidden = Forbidden::new(&[module]);
         set_up();
         let folder = Folder::with("dns.yaml", &objects());
-        case(&folder.0.display().to_string());
+        case(folder.name());
         assert!(!is_loaded(module), "{module} was loaded after all");
         // Leftovers would keep modules in use.
         drop(demo(&["cleanup"]));
@@ -333,8 +333,7 @@ fn without_netfilter_sockets_serve() {
                     {name: dns, port: 53, protocol: UDP}]";
         let ports = "{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}";
         folder.put("both.yaml", &program::pair("both", spec, ports, "{addresses: [10.244.0.5]}"));
-        let manifests = folder.0.display().to_string();
-        let running = Running::start(&["--proxy-mode", "auto", "--manifests", &manifests]);
+        let running = Running::start(&["--proxy-mode", "auto", "--manifests", folder.name()]);
         running.until_logged("mode userspace: the best that this machine can do; not ipvs: ");
         running.until("it says so", || proxy_mode() == "userspace");
         running.until("TCP", || connect_and_ask(at("10.96.0.10:80")).is_ok_and(|name| name == "tcp"));
@@ -357,24 +356,9 @@ fn what_is_required_is_an_obstacle() {
     if !is_for_tests() {
         return;
     }
-    let sometimes = [
-        "ip_vs_rr",
-        "xt_set",
-        "dummy",
-        "xt_comment",
-        "xt_mark",
-        "xt_addrtype",
-        "xt_conntrack",
-        "ip_set_hash_ip",
-        "ip_set_hash_ipport",
-        "ip_set_hash_ipportip",
-        "ip_set_hash_ipportnet",
-        "ip_set_bitmap_port",
-        "ip_set",
-        "nf_conntrack",
-        "xt_MASQUERADE",
-    ];
-    for module in sampled(&["ip_vs"], &sometimes, 6) {
+    let sometimes = "ip_vs_rr xt_set dummy xt_comment xt_mark xt_addrtype xt_conntrack ip_set_hash_ip ip_set_hash_ipport \
+                     ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_bitmap_port ip_set nf_conntrack xt_MASQUERADE";
+    for module in sampled(&["ip_vs"], &sometimes.split(' ').collect::<Vec<_>>(), 6) {
         without(module, |manifests| {
             let (_, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
@@ -405,6 +389,6 @@ fn what_is_required_is_an_obstacle() {
     kernel_test(PROXY, || {
         set_up();
         let folder = Folder::with("dns.yaml", &objects());
-        ok(&demo(&["run", "--once", "--manifests", &folder.0.display().to_string()]));
+        ok(&demo(&["run", "--once", "--manifests", folder.name()]));
     });
 }

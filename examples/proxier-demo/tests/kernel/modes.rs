@@ -229,8 +229,7 @@ fn run_once_changes_the_mode() {
 
 /// `run --once` of a mode with these arguments more.
 fn once(world: &World, mode: &str, more: &[&str]) -> Output {
-    let manifests = world.manifests.0.display().to_string();
-    demo(&[&["run", "--once", "--manifests", &manifests, "--proxy-mode", mode], more].concat())
+    demo(&[&["run", "--once", "--manifests", world.manifests.name(), "--proxy-mode", mode], more].concat())
 }
 
 /// A scheduler of another module is accepted once the machine has the module; the kernel then decides.
@@ -238,7 +237,6 @@ fn once(world: &World, mode: &str, more: &[&str]) -> Output {
 fn a_scheduler_of_another_module_is_accepted() {
     kernel_test(&[NEEDS, &[Need::Mounts]].concat(), || {
         let world = World::new();
-        let manifests = world.manifests.0.display().to_string();
         let release = tool("uname -r");
         let modules = Path::new("/lib/modules");
         let is_made = !modules.exists();
@@ -253,7 +251,7 @@ fn a_scheduler_of_another_module_is_accepted() {
             let mut run = Command::new("unshare");
             run.args(["--mount", "sh", "-c", &put, "sh", env!("CARGO_BIN_EXE_proxier-demo")]);
             run.args(command.split(' '));
-            run.args(["--proxy-mode", mode, "--manifests", &manifests, "--hostname-override=n1"]);
+            run.args(["--proxy-mode", mode, "--manifests", world.manifests.name(), "--hostname-override=n1"]);
             run.args(["--ipvs-scheduler", scheduler]).output().unwrap()
         };
         let (there, unused) = (run("plan", "ipvs", "mine"), run("plan", "nftables", "yours"));

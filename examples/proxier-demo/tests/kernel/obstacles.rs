@@ -89,9 +89,9 @@ fn shell(script: &str) {
 #[test]
 fn auto_prefers_the_mode_whose_packets_pass_chain_forward() {
     let auto = |world: &World| {
-        let manifests = world.manifests.0.display().to_string();
+        let manifests = world.manifests.name();
         let running =
-            Running::start(&["--manifests", &manifests, "--proxy-mode", "auto", "--cluster-cidr", "10.244.0.0/16"]);
+            Running::start(&["--manifests", manifests, "--proxy-mode", "auto", "--cluster-cidr", "10.244.0.0/16"]);
         running.until_logged(" mode, ");
         running.until("a client gets an answer", || world.asks(NODE_PORT));
         let log = running.log();

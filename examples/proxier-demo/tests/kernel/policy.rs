@@ -19,8 +19,7 @@ fn manifest(annotations: &str) -> String {
 
 /// One full sync with these manifests; returns its standard error.
 fn once(manifests: &Folder) -> String {
-    let folder = manifests.0.display().to_string();
-    let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+    let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests.name()]);
     ok(&done);
     text(&done.stderr)
 }
@@ -143,8 +142,8 @@ fn endpoints_unwrap_and_answer_clients_by_themselves() {
         }
         // The kernel refuses the broadcast address of a network of the node as an endpoint.
         net.manifests.put("web.yaml", &manifest("").replace("10.244.9.5", "10.244.9.255"));
-        let folder = net.manifests.0.display().to_string();
-        let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+        let done =
+            demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", net.manifests.name()]);
         assert!(done.status.code() == Some(1) && text(&done.stderr).contains("10.244.9.255"), "{}", text(&done.stderr));
         ok(&demo(&["cleanup"]));
     });

@@ -25,7 +25,7 @@ fn changes_get_no_line_in_the_log() {
             address
         };
         put(30);
-        let running = Running::start(&["--proxy-mode", "nftables", "--manifests", &folder.0.display().to_string()]);
+        let running = Running::start(&["--proxy-mode", "nftables", "--manifests", folder.name()]);
         running.until_logged("full pass: ");
         for number in 1..=20 {
             let address = put(number);
@@ -57,8 +57,7 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
         let here = Netns::current().unwrap();
         here.write_sysctl("net/ipv4/ip_forward", "0").unwrap();
         let words = "run --proxy-mode iptables --conntrack-tcp-timeout-close-wait 1h --manifests";
-        let manifests = folder.0.display().to_string();
-        let running = Running::spawn(in_mounts(MOUNT, &words.split(' ').chain([&*manifests]).collect::<Vec<_>>()));
+        let running = Running::spawn(in_mounts(MOUNT, &words.split(' ').chain([folder.name()]).collect::<Vec<_>>()));
         for (path, value) in SETTINGS {
             let is_set = || std::fs::read_to_string(format!("/proc/sys/{path}")).is_ok_and(|text| text.trim() == value);
             running.until(path, is_set);

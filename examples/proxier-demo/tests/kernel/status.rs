@@ -49,9 +49,8 @@ fn counters_are_those_of_ipvs_and_drains_show() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
         let (_pod, server) = pod();
         let folder = Folder::with("web.yaml", &web("{addresses: [10.244.0.5]}"));
-        let manifests = folder.0.display().to_string();
         let running =
-            Running::start(&["--manifests", &manifests, "--proxy-mode", "ipvs", "--status-page", "localhost"]);
+            Running::start(&["--manifests", folder.name(), "--proxy-mode", "ipvs", "--status-page", "localhost"]);
         running.until("it is served", || ipvsadm().iter().any(|line| line.contains("-r 10.244.0.5:8080")));
         running.until("it shows", || endpoints() == json!([["10.244.0.5:8080", 1, 0, null]]));
 

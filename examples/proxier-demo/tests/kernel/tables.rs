@@ -65,7 +65,7 @@ fn mends_at_once(mode: &str, table: &str, set: &str) {
     let of_settings = Folder::new("tables-drift-settings");
     let body = format!("mode: {mode}\nipvs: {{syncPeriod: 1h, rules: nftables}}\nnftables: {{syncPeriod: 1h}}\n");
     let settings = configuration(&of_settings, &body);
-    let proxy = Running::start(&["--manifests", &folder.0.display().to_string(), "--config", &settings]);
+    let proxy = Running::start(&["--manifests", folder.name(), "--config", &settings]);
     proxy.until("all Services", || has(table, "10.96.0.29"));
     let (before, begun) = (listed(table), full_passes());
     let element = format!("delete element ip TABLE {set} {{ 10.96.0.20 . tcp . 80 }}");
@@ -117,7 +117,7 @@ fn keeps_its_table(mode: &str, table: &str) {
     let start = |own_tables: bool| {
         let body = format!("mode: {mode}\nipvs: {{rules: nftables}}\nnftables: {{ownTables: {own_tables}}}\n");
         let settings = configuration(&of_settings, &body);
-        Running::start(&["--manifests", &folder.0.display().to_string(), "--config", &settings])
+        Running::start(&["--manifests", folder.name(), "--config", &settings])
     };
     let connects =
         |to: &str| TcpStream::connect_timeout(&format!("{to}:80").parse().unwrap(), Duration::from_millis(200)).is_ok();
@@ -188,12 +188,7 @@ fn a_configuration_that_says_something_else_ends_the_process() {
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
                     nftables: {syncPeriod: 1h}\n";
         let settings = of_settings.put("config.yaml", text);
-        let mut proxy = Running::start(&[
-            "--manifests",
-            &folder.0.display().to_string(),
-            "--config",
-            &settings.display().to_string(),
-        ]);
+        let mut proxy = Running::start(&["--manifests", folder.name(), "--config", &settings.display().to_string()]);
         proxy.until("the Service", || has("proxier", "10.96.0.10"));
         // The file grows line by line: in between it is another configuration, and a usable one.
         std::fs::write(&settings, "").unwrap();
@@ -234,8 +229,7 @@ fn a_full_run_is_no_obstacle() {
             |words: &[&str]| in_mounts(&format!("mount --bind {} /run && exec \"$0\" \"$@\"", run.0.display()), words);
         tool(&format!("mount -t tmpfs -o size=16k,mode=755 none {}", run.0.display()));
         let _as_full_as_it_gets = std::fs::write(run.0.join("log"), vec![0; 65_536]);
-        let manifests = folder.0.display().to_string();
-        let words = ["run", "--proxy-mode", "nftables", "--manifests", &manifests];
+        let words = ["run", "--proxy-mode", "nftables", "--manifests", folder.name()];
         let proxy = Running::spawn(in_full_run(&words));
         proxy.until("the Service", || has("proxier", "10.96.0.10"));
         assert!(proxy.log().contains("the holder's name cannot be written (No space left"), "{}", proxy.log());
@@ -256,8 +250,7 @@ fn tables_lose_all_rules_before_their_first_hook() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
         program::set_up();
         let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
-        let manifests = folder.0.display().to_string();
-        ok(&demo(&["run", "--once", "--proxy-mode", "nftables", "--manifests", &manifests]));
+        ok(&demo(&["run", "--once", "--proxy-mode", "nftables", "--manifests", folder.name()]));
         let of_kube_proxy = include_str!("../fixtures/kube-proxy/tables-1.36.nft");
         oracle::run("nft", &["-f", "-"], Some(of_kube_proxy)).unwrap();
         let mut monitor =
@@ -292,8 +285,7 @@ fn what_looks_at_the_kernel_ends_as_usual_without_a_reader() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
         tool("ip link set lo up");
         let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
-        let manifests = folder.0.display().to_string();
-        let source = ["--proxy-mode", "nftables", "--manifests", &manifests];
+        let source = ["--proxy-mode", "nftables", "--manifests", folder.name()];
         for word in ["probe", "plan", "run --once", "cleanup"] {
             let words: Vec<&str> = word.split(' ').chain(source).collect();
             let (reader, writer) = std::io::pipe().unwrap();

@@ -51,7 +51,7 @@ impl World {
     }
 
     fn run(&self, words: &[&str]) -> Output {
-        command(words).args(self.mode).args(["--manifests", &self.folder.0.display().to_string()]).output().unwrap()
+        command(words).args(self.mode).args(["--manifests", self.folder.name()]).output().unwrap()
     }
 
     /// Exit code and data.

@@ -67,7 +67,7 @@ fn set_up() {
 }
 
 fn userspace(manifests: &Folder) -> Vec<String> {
-    ["--manifests", &manifests.0.display().to_string(), "--proxy-mode", "userspace"].map(str::to_owned).to_vec()
+    ["--manifests", manifests.name(), "--proxy-mode", "userspace"].map(str::to_owned).to_vec()
 }
 
 fn start(manifests: &Folder) -> Running {
@@ -149,8 +149,7 @@ fn open_connections_get_time_at_the_end() {
         let manifests = Folder::with("web.yaml", &web());
         let settings = Folder::new("userspace-end-config");
         let config = configuration(&settings, "mode: userspace\nuserspace: {endTimeout: 1s}\n");
-        let folder = manifests.0.display().to_string();
-        let running = Running::start(&["--config", &config, "--manifests", &folder]);
+        let running = Running::start(&["--config", &config, "--manifests", manifests.name()]);
         let mut open = None;
         running.until("it is served", || {
             open = greeted("10.96.0.10:80");

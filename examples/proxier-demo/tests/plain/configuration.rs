@@ -65,16 +65,8 @@ fn kubeadms_own_file_is_read_without_a_warning() {
 
 #[test]
 fn beside_a_file_flags_count_as_with_kube_proxy() {
-    let line = [
-        "run",
-        "--config",
-        KUBEADM,
-        "--ipvs-scheduler=wlc",
-        "--cluster-cidr=10.0.0.0/8",
-        "-v=5",
-        "--hostname-override=node-a",
-        "--kubeconfig=mine",
-    ];
+    let flags = "--ipvs-scheduler=wlc --cluster-cidr=10.0.0.0/8 -v=5 --hostname-override=node-a --kubeconfig=mine";
+    let line: Vec<&str> = ["run", "--config", KUBEADM].into_iter().chain(flags.split(' ')).collect();
     let configured = configured(&line).unwrap();
     assert_eq!(configured.settings.object.ipvs.scheduler, "rr");
     assert_eq!(configured.settings.object.cluster_cidr, "10.244.0.0/16");

@@ -714,8 +714,7 @@ fn what_is_not_programmed_on_purpose_is_said() {
 #[test]
 fn files_that_say_nothing_are_no_secret() {
     let folder = Folder::new("ignored");
-    let path = folder.0.display().to_string();
-    let said = || text(&demo(&["render", "--manifests", &path]).stderr);
+    let said = || text(&demo(&["render", "--manifests", folder.name()]).stderr);
     assert!(
         said().contains("read 0 Services, 0 EndpointSlices in 0 files; the files of a directory must end in .yaml, .yml or .json; its "),
         "{}",

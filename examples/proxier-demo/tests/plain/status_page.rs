@@ -40,8 +40,7 @@ fn set_up() {
 }
 
 fn start(folder: &Folder, status_page: &str, mode: &str) -> Running {
-    let manifests = folder.0.display().to_string();
-    let arguments = ["--manifests", &manifests, "--status-page", status_page, "--proxy-mode", mode];
+    let arguments = ["--manifests", folder.name(), "--status-page", status_page, "--proxy-mode", mode];
     let bind = ["--metrics-bind-address", "0.0.0.0:10249"];
     Running::start(&[&arguments[..], &bind].concat())
 }
@@ -197,17 +196,10 @@ fn the_page_is_for_whom_the_settings_say() {
 fn browse(profile: &Path, arguments: &[&str]) -> String {
     let _none_yet = fs::remove_dir_all(profile);
     let mut command = Command::new("timeout");
-    command.args([
-        "--kill-after=5",
-        "120",
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-    ]);
-    command.args(["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]);
-    command.args(["--disable-dev-shm-usage", "--hide-scrollbars", "--virtual-time-budget=5000"]);
+    let line = "--kill-after=5 120 chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run \
+                --disable-background-networking --disable-component-update --disable-sync --disable-dev-shm-usage \
+                --hide-scrollbars --virtual-time-budget=5000";
+    command.args(line.split(' '));
     let output = command.arg(format!("--user-data-dir={}", profile.display())).args(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}\n{}", output.status, text(&output.stderr));
     text(&output.stdout)

@@ -123,10 +123,9 @@ impl World {
 
     /// Arguments for a mode; `ipvs:nftables` stands for IPVS mode with these rules.
     pub(crate) fn arguments(&self, mode: &str) -> Vec<String> {
-        let manifests = self.manifests.0.display().to_string();
         let (mode, rules) = mode.split_once(':').map_or((mode, None), |(mode, rules)| (mode, Some(rules)));
         let rules = rules.into_iter().flat_map(|rules| ["--ipvs-rules", rules]);
-        ["--manifests", &manifests, "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"]
+        ["--manifests", self.manifests.name(), "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"]
             .into_iter()
             .chain(rules)
             .map(str::to_owned)
