@@ -214,6 +214,19 @@ fn key_of(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
+/// A kubeconfig for a server with this URL, and with more fields of its cluster and its user.
+pub fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
+    let mut cluster = cluster.clone();
+    cluster["server"] = server.into();
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    })
+    .to_string()
+}
+
 impl ApiServer {
     /// Starts a server on a free port of 127.0.0.1.
     pub fn start() -> Self {
@@ -257,14 +270,7 @@ impl ApiServer {
 
     /// A kubeconfig for it, with the token of this file, if any.
     pub fn kubeconfig(&self, token_file: Option<&std::path::Path>) -> String {
-        let user = token_file.map_or_else(|| json!({}), |path| json!({"tokenFile": path}));
-        json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
-            "users": [{"name": "test", "user": user}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        })
-        .to_string()
+        kubeconfig(&self.url(), &json!({}), &token_file.map_or_else(|| json!({}), |path| json!({"tokenFile": path})))
     }
 
     /// Creates or replaces an object and notifies the watches. Returns its new version.
@@ -494,8 +500,22 @@ impl Store {
         self.only.unwrap_or(if accepts_protobuf { Encoding::Protobuf } else { Encoding::Json })
     }
 
-    /// The kind that is asked for, and the fault that the request meets; a refusal with its code.
+    /// The kind that is asked for, and the fault that the request meets; a refusal, or the answer to an Event, with its
+    /// code.
     fn route(&mut self, request: &Request) -> Result<(Kind, Option<Fault>), (u16, Value)> {
+        if !self.tokens.is_empty() && !request.token.as_ref().is_some_and(|token| self.tokens.contains(token)) {
+            return Err((401, status(401)));
+        }
+        if request.method == "POST" && request.path.ends_with("/events") {
+            if request.path.contains("/namespaces/ending/") {
+                return Err((403, ending()));
+            }
+            if self.events_forbidden {
+                return Err((403, forbidden("events", "create")));
+            }
+            self.events.extend(serde_json::from_str::<Value>(&request.body));
+            return Err((201, json!({})));
+        }
         let kind = self.kind(&request.path).ok_or_else(|| (404, status(404)))?;
         if self.forbidden.contains(&kind.plural) {
             let verb = if request.is_watch() { "watch" } else { "list" };
@@ -609,7 +629,7 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> 
         let headers = [("Content-Type", encoding.content_type(false).to_owned())];
         http::answer(stream, code, &headers, &encoding.status(body), None, None)
     };
-    let (kind, fault) = {
+    let (routed, latency) = {
         let mut state = lock(shared);
         if state.stopped || state.away {
             return Err(io::Error::other("stopped"));
@@ -620,34 +640,13 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> 
             return http::answer(stream, 200, &[type_of(Encoding::Json)], list.to_string().as_bytes(), None, None);
         }
         state.requests.push(request.clone());
-        if !state.tokens.is_empty() && !request.token.as_ref().is_some_and(|token| state.tokens.contains(token)) {
-            drop(state);
-            return fail(stream, 401, &status(401));
-        }
-        if request.method == "POST" && request.path.ends_with("/events") {
-            let is_ending = request.path.contains("/namespaces/ending/");
-            if state.events_forbidden || is_ending {
-                drop(state);
-                return fail(stream, 403, &if is_ending { ending() } else { forbidden("events", "create") });
-            }
-            state.events.extend(serde_json::from_str::<Value>(&request.body));
-            drop(state);
-            return fail(stream, 201, &json!({}));
-        }
-        let latency = state.latency;
-        if !latency.is_zero() {
-            drop(state);
-            thread::sleep(latency);
-            state = lock(shared);
-        }
-        match state.route(request) {
-            Ok(found) => found,
-            Err((code, body)) => {
-                drop(state);
-                return fail(stream, code, &body);
-            }
-        }
+        (state.route(request), state.latency)
     };
+    let (kind, fault) = match routed {
+        Ok(found) => found,
+        Err((code, body)) => return fail(stream, code, &body),
+    };
+    thread::sleep(latency);
     let (mut cut, mut pause, mut padding) = (None, None, 0);
     match fault {
         Some(Fault::Status(code, retry_after)) => {

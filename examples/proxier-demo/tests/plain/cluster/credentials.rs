@@ -1,5 +1,7 @@
 //! Kubeconfigs, credentials and TLS.
 
+use testkit::apiserver::kubeconfig;
+
 use super::*;
 
 #[tokio::test]
@@ -52,18 +54,6 @@ async fn rejected_watches_do_not_wake_each_other() {
         assert_eq!(server.requests().len(), 9, "in {:?}", begun.elapsed());
         assert_eq!(watching.failures(), 9);
     }
-}
-
-fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
-    let mut cluster = cluster.clone();
-    cluster["server"] = server.into();
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "test",
-        "clusters": [{"name": "test", "cluster": cluster}],
-        "users": [{"name": "test", "user": user}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-    })
-    .to_string()
 }
 
 /// Nagle's algorithm would hold it until the server's delayed acknowledgement, after 40 ms. The least counts, since other tests run meanwhile.
