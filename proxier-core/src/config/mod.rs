@@ -108,17 +108,6 @@ pub enum Topology {
     AnnotatedHints,
 }
 
-/// Endpoints for external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum LocalFallback {
-    /// The cluster's endpoints, as in kube-proxy, so that pods on this node can use the address. A client outside then
-    /// gets replies from an address to which it did not connect. Default.
-    #[default]
-    Cluster,
-    /// None: the connection is refused.
-    Refuse,
-}
-
 /// Settings of compiling and of the modes.
 ///
 /// Set fields one by one, or read them from a `KubeProxyConfiguration` with [`Config::check`].
@@ -136,8 +125,6 @@ pub struct Config {
     pub without_external_ips: bool,
     /// Which topology hints of endpoints are used.
     pub topology: Topology,
-    /// Endpoints for external traffic on nodes without local endpoints.
-    pub local_fallback: LocalFallback,
     /// Settings of IPVS mode.
     pub ipvs: IpvsConfig,
     /// Addresses and ports that no virtual server may use. Default: ports of the kubelet and of this proxy on this

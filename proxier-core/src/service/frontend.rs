@@ -27,7 +27,9 @@ pub struct Frontend {
     /// connections continue. Sorted; `None` if there are none, and if the mode does not end connections.
     #[doc(hidden)]
     pub unselected: Option<Arc<[EndpointKey]>>,
-    /// Whether `cluster` is used if the policy is `Local` and `local` is empty.
+    /// Whether `cluster` is used if the policy is `Local` and `local` is empty, as for external addresses in
+    /// kube-proxy, so that pods on this node can use them. A client outside then gets replies from an address to which
+    /// it did not connect.
     pub falls_back: bool,
     /// Session affinity: seconds that a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,

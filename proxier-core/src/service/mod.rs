@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::config::{LocalFallback, MayAskFor};
+use crate::config::MayAskFor;
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
     Annotation, Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind,
@@ -478,7 +478,7 @@ impl Row {
             cluster: choice.cluster.clone(),
             local: choice.local.clone(),
             unselected: choice.unselected.clone(),
-            falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
+            falls_back: self.role != Roles::CLUSTER_IP,
             affinity_secs: asked.affinity_secs,
             balancing: context.balancing.cloned(),
             weights: asked.weights.clone(),

@@ -130,7 +130,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown(
         "external policy Local without local endpoints falls back to all",
-        "as kube-proxy's IPVS mode, whose takeover changes nothing; config localFallback",
+        "as kube-proxy's IPVS mode, whose takeover changes nothing",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(

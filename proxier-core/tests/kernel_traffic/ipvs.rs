@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use proxier_core::config::LocalFallback;
 use proxier_core::net::Family;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, ask};
@@ -58,27 +57,16 @@ fn pods_on_one_bridge_reach_each_other_and_themselves() {
 }
 
 /// Without endpoints on this node, policy `Local` falls back to the cluster's for external addresses, so that pods can
-/// use them (as kube-proxy does), or refuses. A cluster IP always refuses.
+/// use them (as kube-proxy does). A cluster IP refuses.
 #[test]
-fn policy_local_without_endpoints_here_falls_back_or_refuses() {
-    with_service(&local(), &[R], |net, cluster| {
+fn policy_local_without_endpoints_here_falls_back() {
+    with_service(&local(), &[R], |net, _cluster| {
         let mut surprises = Surprises::default();
         for (family, transport) in [(Family::V4, Transport::Tcp), (Family::V6, Transport::Udp)] {
             for vip in [Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort] {
                 surprises.served(net, From::PodB, transport, vip.of(10, family), &["r"], Peer::Kept);
             }
             surprises.refused(net, From::PodB, transport, Vip::ClusterIp.of(10, family));
-        }
-        // The reconciler is started again with the other configuration.
-        let mut strict = options(&json!({}));
-        strict.config.local_fallback = LocalFallback::Refuse;
-        *cluster = Cluster::new(strict);
-        cluster.publish("web", 10, &local(), &[R]);
-        cluster.settle();
-        for (family, transport) in [(Family::V4, Transport::Tcp), (Family::V6, Transport::Udp)] {
-            for (vip, from) in Vip::ALL.into_iter().flat_map(|vip| From::ALL.map(|from| (vip, from))) {
-                surprises.refused(net, from, transport, vip.of(10, family));
-            }
         }
         surprises.none();
     });

@@ -41,8 +41,7 @@
 //!   accepted.
 //!
 //! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped if this
-//! node has no endpoint, with any [`Config::local_fallback`](crate::config::Config::local_fallback). Traffic from
-//! inside the cluster goes to any node.
+//! node has no endpoint. Traffic from inside the cluster goes to any node.
 
 mod count;
 mod diff;

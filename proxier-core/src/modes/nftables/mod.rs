@@ -27,10 +27,8 @@
 //! at most once. What changes cost, and limits, are in `docs/modes.md`. The differences from kube-proxy for packets are
 //! in one list that tests use, `tests/differences` of this crate; `docs/differences.md` is generated from it.
 //!
-//! Rejections are at the priority `filter`, source ranges ten before `dstnat`. [`LocalFallback`] has no effect: the node
-//! and its pods get the cluster's endpoints, and connections of other clients are dropped.
-//!
-//! [`LocalFallback`]: crate::config::LocalFallback
+//! Rejections are at the priority `filter`, source ranges ten before `dstnat`. With external policy `Local` the node
+//! and its pods get the cluster's endpoints; connections of other clients are dropped if this node has none.
 
 mod cleanup;
 mod index;

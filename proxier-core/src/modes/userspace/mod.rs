@@ -18,8 +18,7 @@
 //! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection
 //!   accepted and reset, if other clients may connect. Without endpoints for any client it is refused. UDP datagrams
 //!   are dropped.
-//! * [`LocalFallback`](crate::config::LocalFallback) has no effect: as in kube-proxy's iptables mode, the node and its
-//!   pods get the cluster's endpoints.
+//! * With external policy `Local` the node and its pods get the cluster's endpoints, as in kube-proxy's iptables mode.
 
 mod mode;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use proxier_core::config::{Config, Families, LocalFallback, Neighbour, Topology, User};
+use proxier_core::config::{Config, Families, Neighbour, Topology, User};
 use proxier_core::objects::{EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
 use proxier_core::snapshot::{HostAddresses, ObjectKey, Rejection};
 use serde::Deserialize;
@@ -100,8 +100,6 @@ impl World {
                 ("families", "dual") => config.families = Families::Dual,
                 ("topology", "Hints") => config.topology = Topology::Hints,
                 ("topology", "AnnotatedHints") => config.topology = Topology::AnnotatedHints,
-                ("localFallback", "Cluster") => config.local_fallback = LocalFallback::Cluster,
-                ("localFallback", "Refuse") => config.local_fallback = LocalFallback::Refuse,
                 ("apiServer", at) => {
                     let at: SocketAddr = at.parse().unwrap();
                     config.reserved.set_neighbours(User::ApiServer, [Neighbour::tcp(at.ip(), at.port())]);
