@@ -1,8 +1,9 @@
 //! Labels and annotations.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 
 /// Labels or annotations of an object, sorted by name. It only takes the memory of its entries: the standard library's
@@ -72,24 +73,6 @@ impl Serialize for StringMap {
 
 impl<'de> Deserialize<'de> for StringMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-
-        impl<'de> Visitor<'de> for Entries {
-            type Value = StringMap;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map of texts")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<StringMap, A::Error> {
-                let mut map = StringMap::default();
-                while let Some((name, value)) = entries.next_entry()? {
-                    map.insert(name, value);
-                }
-                Ok(map)
-            }
-        }
-
-        deserializer.deserialize_map(Entries)
+        Ok(BTreeMap::deserialize(deserializer)?.into_iter().collect())
     }
 }
