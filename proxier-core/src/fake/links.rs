@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::net::Network;
-use crate::ports::{
-    ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, Result, RouteOwner,
-};
+use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, Result, RouteOwner};
 use crate::sketch::{Interfaces, RoutesOnPaper};
 
 /// Interfaces and the routes whose sources are addresses of them. An IPv4 route is removed when the host loses its
@@ -42,12 +40,12 @@ impl LocalNetworks for LinksAndRoutes {
     }
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
-        let mut failures = Vec::new();
+        let mut failures = ItemFailures::new();
         for (index, route) in routes.iter().enumerate() {
             match route.source.filter(|source| !is_here(&self.interfaces, source)) {
                 Some(source) => {
                     let message = format!("adding {route}: {source} is no address of this host");
-                    failures.push(ItemFailure { index, error: PortError::new(PortErrorKind::Invalid, message) });
+                    failures.insert(index, PortError::new(PortErrorKind::Invalid, message));
                 }
                 None => failures.extend(self.routes.add(owner, &[*route])),
             }

@@ -6,7 +6,7 @@ use std::io;
 
 use netlink_batch::{Errno, Outcome};
 
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::ports::{ItemFailures, PortError, PortErrorKind};
 
 /// Meaning of an error number that the call does not define.
 pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
@@ -67,7 +67,7 @@ pub(crate) fn batch(
             Outcome::Unknown => unknown(&doing),
             _ => skipped(&doing, stopped.as_ref()),
         };
-        Some(ItemFailure { index, error })
+        Some((index, error))
     };
     report.failures.into_iter().filter_map(failure).collect()
 }
@@ -85,5 +85,5 @@ pub(crate) fn skipped(doing: impl Display, why: Option<&PortError>) -> PortError
 
 /// The same failure for every item.
 pub(crate) fn all(items: usize, error: &PortError) -> ItemFailures {
-    (0..items).map(|index| ItemFailure { index, error: error.clone() }).collect()
+    (0..items).map(|index| (index, error.clone())).collect()
 }

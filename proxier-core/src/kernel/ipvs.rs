@@ -5,7 +5,7 @@ use ipvs::{Client, Error, ErrorKind, Operation, Outcome, VirtualServerKey};
 
 use super::error::{all, io_kind, skipped, unknown};
 use super::lazy::Lazy;
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
+use crate::ports::{Ipvs, ItemFailures, PortError, PortErrorKind, Result};
 
 /// Writes virtual and real servers through [`ipvs::Client`].
 #[doc(hidden)]
@@ -84,7 +84,7 @@ impl Ipvs for IpvsPort {
         if report.stopped.as_ref().is_some_and(is_broken) {
             self.client.close();
         }
-        let mut failures = Vec::new();
+        let mut failures = ItemFailures::new();
         for ((index, outcome), operation) in report.outcomes.iter().enumerate().zip(operations) {
             let error = match outcome {
                 Outcome::Done => continue,
@@ -102,7 +102,7 @@ impl Ipvs for IpvsPort {
                 },
                 _ => PortError::new(PortErrorKind::Other, format!("{operation}: {outcome:?}")),
             };
-            failures.push(ItemFailure { index, error });
+            failures.insert(index, error);
         }
         failures
     }

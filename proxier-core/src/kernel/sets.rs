@@ -11,7 +11,7 @@ use ipset::{
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
 use super::release::until_released;
-use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Result, Sets};
+use crate::ports::{ItemFailures, NamedSet, PortError, PortErrorKind, Result, Sets};
 
 /// Manages sets through [`ipset::Client`].
 #[doc(hidden)]
@@ -161,7 +161,7 @@ impl SetsPort {
         doing: &str,
     ) -> ItemFailures {
         if elements.is_empty() {
-            return Vec::new();
+            return ItemFailures::new();
         }
         let name = match set.spec_for(0) {
             Ok(spec) => spec.name,
@@ -182,27 +182,24 @@ impl SetsPort {
 /// One failure for each entry that was not written.
 fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow<'_, str>) -> String) -> ItemFailures {
     let doing = |index: usize| doing(elements.get(index).map_or(Cow::Borrowed("an entry"), |e| e.to_string().into()));
-    let mut failures: ItemFailures = report
-        .failures
-        .iter()
-        .map(|failure| ItemFailure { index: failure.index, error: port_error(&failure.error) })
-        .collect();
+    let refused = report.failures.iter().map(|failure| (failure.index, port_error(&failure.error)));
+    let mut failures: ItemFailures = refused.collect();
     // An error that concerns the whole set is the reason for all later entries.
     let stopped = report.stopped.as_ref().map(port_error);
-    let cause = failures.last().filter(|_| stopped.is_none()).map(|failure| failure.error.kind());
-    let why = stopped.as_ref().or(failures.last().map(|failure| &failure.error)).cloned();
+    let last = report.failures.last().map(|failure| port_error(&failure.error));
+    let cause = last.as_ref().filter(|_| stopped.is_none()).map(PortError::kind);
+    let why = stopped.or(last);
     let indices = |ranges: &[std::ops::Range<usize>]| ranges.iter().cloned().flatten().collect::<Vec<usize>>();
     for index in indices(&report.not_attempted) {
         let error = match (cause, &why) {
             (Some(kind), Some(why)) => PortError::new(kind, format!("{}: {why}", doing(index))),
             _ => skipped(doing(index), why.as_ref()),
         };
-        failures.push(ItemFailure { index, error });
+        failures.entry(index).or_insert(error);
     }
-    let lost = indices(&report.unknown).into_iter().map(|index| ItemFailure { index, error: unknown(doing(index)) });
-    failures.extend(lost);
-    failures.sort_by_key(|failure| failure.index);
-    failures.dedup_by_key(|failure| failure.index);
+    for index in indices(&report.unknown) {
+        failures.entry(index).or_insert_with(|| unknown(doing(index)));
+    }
     failures
 }
 
@@ -264,7 +261,7 @@ impl Sets for SetsPort {
             "deleting entry",
         );
         // A set that does not exist has no entries.
-        failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
+        failures.retain(|_, error| error.kind() != PortErrorKind::NotFound);
         failures
     }
 

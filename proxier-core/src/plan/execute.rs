@@ -6,7 +6,7 @@ use crate::net::Network;
 use crate::plan::operation::{Operation, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names};
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Result};
+use crate::ports::{ItemFailures, PortError, PortErrorKind, Ports, Result};
 
 /// The next operations that one call carries out.
 pub(crate) fn next_call<'a>(
@@ -42,13 +42,11 @@ impl Applied {
         mut failures: ItemFailures,
         names: &Names<'_>,
     ) -> Vec<Operation<'a>> {
-        failures.sort_by_key(|failure| failure.index);
-        let (mut failures, mut places) = (failures.into_iter().peekable(), 0..);
+        let mut places = 0..;
         let has_failed = |operation: &mut Operation<'a>| {
-            let place = places.next();
-            let failure = failures.next_if(|failure| Some(failure.index) == place);
+            let failure = places.next().and_then(|place: usize| failures.remove(&place));
             let has_failed = failure.is_some();
-            if let Some(ItemFailure { error, .. }) = failure {
+            if let Some(error) = failure {
                 self.fail(operation.step(names), error);
             } else {
                 let (part, action) = operation.shown_kind(names);
@@ -89,7 +87,7 @@ pub(crate) fn call(operations: &[Operation<'_>], ports: &mut Ports<'_>) -> ItemF
         }
         _ => {
             let all = operations.iter().enumerate();
-            all.filter_map(|(index, of)| Some(ItemFailure { index, error: call_one(of, ports).err()? })).collect()
+            all.filter_map(|(index, of)| Some((index, call_one(of, ports).err()?))).collect()
         }
     }
 }

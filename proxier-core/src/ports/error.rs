@@ -1,5 +1,6 @@
 //! Errors of ports.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Why the kernel, or the program that talks to it, did not carry out a call.
@@ -85,14 +86,5 @@ impl fmt::Debug for PortError {
 
 impl std::error::Error for PortError {}
 
-/// One item of a call that was not carried out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ItemFailure {
-    /// Index of the item.
-    pub index: usize,
-    /// Error of the item.
-    pub error: PortError,
-}
-
 /// The items of a call that were not carried out, by index. All other items were.
-pub type ItemFailures = Vec<ItemFailure>;
+pub type ItemFailures = BTreeMap<usize, PortError>;

@@ -62,7 +62,7 @@ use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnap
 use crate::net::{ByFamily, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::HostAddresses;
 
-pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
+pub use error::{ItemFailures, PortError, PortErrorKind, Result};
 pub use listener::{Counts, Listener, Settings};
 pub use named_set::NamedSet;
 pub use rules::Rules;

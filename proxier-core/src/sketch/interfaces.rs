@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::ports::{ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Result};
+use crate::ports::{ItemFailures, Links, PortError, PortErrorKind, Result};
 use crate::snapshot::HostAddresses;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,13 +116,13 @@ impl Links for Interfaces {
             Ok(())
         };
         let outcomes = addresses.iter().enumerate().map(|(index, address)| (index, bind(*address)));
-        outcomes.filter_map(|(index, outcome)| outcome.err().map(|error| ItemFailure { index, error })).collect()
+        outcomes.filter_map(|(index, outcome)| Some((index, outcome.err()?))).collect()
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
         if let Some(interface) = self.by_name.get_mut(device) {
             interface.addresses.retain(|address| !addresses.contains(address));
         }
-        Vec::new()
+        ItemFailures::new()
     }
 }

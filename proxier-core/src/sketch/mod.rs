@@ -188,7 +188,7 @@ impl Ipvs for Servers {
                 _ => {}
             }
         }
-        Vec::new()
+        ItemFailures::new()
     }
 
     fn timeouts(&mut self) -> Result<Timeouts> {
@@ -222,14 +222,14 @@ impl Sets for SetsOnPaper {
         if let Some((_, entries)) = self.0.get_mut(&set.name()) {
             entries.extend(elements.iter().map(|element| (*element).clone()));
         }
-        Vec::new()
+        ItemFailures::new()
     }
 
     fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
         if let Some((_, entries)) = self.0.get_mut(&set.name()) {
             entries.retain(|entry| !elements.contains(&entry));
         }
-        Vec::new()
+        ItemFailures::new()
     }
 
     fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()> {
@@ -390,12 +390,12 @@ impl LocalNetworks for RoutesOnPaper {
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
         self.0.extend(routes.iter().map(|route| ((owner, route.network.trunc()), route.source)));
-        Vec::new()
+        ItemFailures::new()
     }
 
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
         self.0.retain(|(of, network), _| *of != owner || !networks.iter().any(|of| of.trunc() == *network));
-        Vec::new()
+        ItemFailures::new()
     }
 }
 

@@ -38,7 +38,7 @@ fn ip(arguments: &str) {
 /// The current namespace is the node's: Services' networks and pods' addresses are local.
 fn node() {
     let routes = ["10.96.0.0/16", "fd00:10::/112"].map(|network| LocalRoute::new(network.parse().unwrap()));
-    assert_eq!(RoutesPort::default().add(RouteOwner::Userspace, &routes), []);
+    assert_eq!(RoutesPort::default().add(RouteOwner::Userspace, &routes), [].into());
     for last in 1..=9 {
         ip(&format!("address add 10.244.0.{last}/32 dev lo"));
     }

@@ -22,7 +22,7 @@ pub(crate) fn operations_are_carried_out_in_order(world: &mut impl World) {
         Operation::AddRealServer(six.key, real("[fd00:1::1]:8080")),
         Operation::DeleteRealServer(one.key, real("10.244.1.1:6443").key),
     ];
-    assert_eq!(world.ports().ipvs.run(&operations.each_ref()), []);
+    assert_eq!(world.ports().ipvs.run(&operations.each_ref()), [].into());
     assert_eq!(
         world.saved_ipvs(),
         [
@@ -39,7 +39,7 @@ pub(crate) fn operations_are_carried_out_in_order(world: &mut impl World) {
     let mut wanted = [(one.key, 1), (six.key, 1)];
     wanted.sort_unstable();
     assert_eq!(found, wanted);
-    assert_eq!(world.ports().ipvs.run(&[]), []);
+    assert_eq!(world.ports().ipvs.run(&[]), [].into());
 }
 
 pub(crate) fn a_refused_operation_is_named_and_the_others_go_on(world: &mut impl World) {
@@ -74,7 +74,7 @@ pub(crate) fn real_servers_of_one_virtual_server(world: &mut impl World) {
         Operation::AddRealServer(one.key, real("10.244.1.1:80")),
     ];
     let ports = world.ports();
-    assert_eq!(ports.ipvs.run(&setup.each_ref()), []);
+    assert_eq!(ports.ipvs.run(&setup.each_ref()), [].into());
     let found = ports.ipvs.real_servers(&one.key).unwrap();
     assert_eq!(found.iter().map(|found| found.server.key.to_string()).collect::<Vec<_>>(), ["10.244.1.1:80"]);
     assert_eq!(ports.ipvs.real_servers(&empty.key).unwrap(), []);

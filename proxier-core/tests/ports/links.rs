@@ -21,7 +21,7 @@ pub(crate) fn the_device_is_created_and_deleted(world: &mut impl World) {
     links.create_device(DEVICE).unwrap();
     assert_eq!(links.has_device(DEVICE), Ok(true));
     assert_eq!(world.devices()[DEVICE], BTreeSet::new());
-    assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.1"])), []);
+    assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.1"])), [].into());
     world.ports().links.delete_device(DEVICE).unwrap();
     world.ports().links.delete_device(DEVICE).unwrap();
     assert_eq!(world.devices().into_keys().collect::<Vec<_>>(), before);
@@ -41,14 +41,18 @@ pub(crate) fn something_else_of_that_name_is_left_alone(world: &mut impl World) 
 pub(crate) fn addresses_are_bound_and_unbound(world: &mut impl World) {
     let links = world.ports().links;
     links.create_device(DEVICE).unwrap();
-    assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "10.96.0.2"])), []);
-    assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.2", "fd00::1", "fd00::2"])), [], "what is there counts as added");
+    assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "10.96.0.2"])), [].into());
+    assert_eq!(
+        links.bind(DEVICE, &ips(&["10.96.0.2", "fd00::1", "fd00::2"])),
+        [].into(),
+        "what is there counts as added"
+    );
     assert_eq!(addresses(world), ips(&["10.96.0.1", "10.96.0.2", "fd00::1", "fd00::2"]).into_iter().collect());
     let gone = ips(&["10.96.0.1", "10.96.0.9", "fd00::1", "fd00::9"]);
-    assert_eq!(world.ports().links.unbind(DEVICE, &gone), [], "what is not there counts as deleted");
+    assert_eq!(world.ports().links.unbind(DEVICE, &gone), [].into(), "what is not there counts as deleted");
     assert_eq!(addresses(world), ips(&["10.96.0.2", "fd00::2"]).into_iter().collect());
-    assert_eq!(world.ports().links.bind(DEVICE, &[]), []);
-    assert_eq!(world.ports().links.unbind(DEVICE, &[]), []);
+    assert_eq!(world.ports().links.bind(DEVICE, &[]), [].into());
+    assert_eq!(world.ports().links.unbind(DEVICE, &[]), [].into());
 }
 
 pub(crate) fn an_impossible_address_does_not_stop_the_others(world: &mut impl World) {
@@ -63,7 +67,7 @@ pub(crate) fn without_the_device(world: &mut impl World) {
     let links = world.ports().links;
     let failures = links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1"]));
     assert_eq!(kinds(&failures), [(0, PortErrorKind::NotFound), (1, PortErrorKind::NotFound)]);
-    assert_eq!(links.unbind(DEVICE, &ips(&["10.96.0.1", "fd00::1"])), []);
+    assert_eq!(links.unbind(DEVICE, &ips(&["10.96.0.1", "fd00::1"])), [].into());
 }
 
 pub(crate) fn every_interface_is_listed(world: &mut impl World) {
@@ -72,7 +76,7 @@ pub(crate) fn every_interface_is_listed(world: &mut impl World) {
     world.add_interface("bare0", &[]);
     let links = world.ports().links;
     links.create_device(DEVICE).unwrap();
-    assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "192.0.2.1"])), []);
+    assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "192.0.2.1"])), [].into());
     let found = links.addresses().unwrap().interfaces;
     let link_local = |address: &IpAddr| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     let found: Vec<(String, BTreeSet<IpAddr>)> = found
@@ -99,10 +103,10 @@ pub(crate) fn a_thousand_addresses(world: &mut impl World) {
         .collect();
     let links = world.ports().links;
     links.create_device(DEVICE).unwrap();
-    assert_eq!(links.bind(DEVICE, &all), []);
-    assert_eq!(links.bind(DEVICE, &all), []);
+    assert_eq!(links.bind(DEVICE, &all), [].into());
+    assert_eq!(links.bind(DEVICE, &all), [].into());
     assert_eq!(links.addresses().unwrap().interfaces[DEVICE].len(), 999);
     assert_eq!(addresses(world), all.iter().copied().collect());
-    assert_eq!(world.ports().links.unbind(DEVICE, &all[..998]), []);
+    assert_eq!(world.ports().links.unbind(DEVICE, &all[..998]), [].into());
     assert_eq!(addresses(world), [all[998]].into());
 }

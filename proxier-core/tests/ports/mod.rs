@@ -72,8 +72,8 @@ pub(crate) fn at(text: &str) -> SocketAddr {
 
 /// Indexes and kinds of failures; checks that each has a message.
 pub(crate) fn kinds(failures: &ItemFailures) -> Vec<(usize, PortErrorKind)> {
-    assert!(failures.iter().all(|failure| failure.error.to_string().len() > 10), "{failures:?}");
-    failures.iter().map(|failure| (failure.index, failure.error.kind())).collect()
+    assert!(failures.values().all(|error| error.to_string().len() > 10), "{failures:?}");
+    failures.iter().map(|(index, error)| (*index, error.kind())).collect()
 }
 
 /// Calls a macro with all cases, by module.

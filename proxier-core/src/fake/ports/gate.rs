@@ -1,11 +1,9 @@
 //! Injects failures before a port is called.
 
-use std::collections::BTreeMap;
-
 use crate::fake::control::{Call, Control, Fate};
 use crate::fake::shared::Shared;
 use crate::net::Family;
-use crate::ports::{ItemFailure, ItemFailures, PortError};
+use crate::ports::{ItemFailures, PortError};
 
 pub(super) struct Gate(pub(super) Shared<Control>);
 
@@ -51,19 +49,18 @@ impl Gate {
         let sent = fates.iter().enumerate().filter(|(_, fate)| !matches!(fate, Fate::Fail(_)));
         let (places, sent): (Vec<usize>, Vec<T>) =
             sent.filter_map(|(place, _)| Some((place, items.get(place)?.clone()))).unzip();
-        let mut failures = BTreeMap::new();
-        if !sent.is_empty() {
-            for failure in write(&sent) {
-                if let Some(place) = places.get(failure.index) {
-                    failures.insert(*place, failure.error);
-                }
-            }
-        }
+        let refused = if sent.is_empty() { ItemFailures::new() } else { write(&sent) };
+        let mut failures = at_places(refused, &places);
         for (place, fate) in fates.into_iter().enumerate() {
             if let Fate::Fail(error) | Fate::DoneAndFail(error) = fate {
                 failures.insert(place, error);
             }
         }
-        failures.into_iter().map(|(index, error)| ItemFailure { index, error }).collect()
+        failures
     }
+}
+
+/// Failures among some items, by their places among all.
+pub(super) fn at_places(failures: ItemFailures, places: &[usize]) -> ItemFailures {
+    failures.into_iter().filter_map(|(index, error)| Some((*places.get(index)?, error))).collect()
 }

@@ -31,12 +31,12 @@ use super::transport::MortalSocket;
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
-    Conntrack, Ipvs, ItemFailure, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted,
-    PortError, PortErrorKind, Ports, Relays, Result, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
+    Conntrack, Ipvs, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
+    PortErrorKind, Ports, Relays, Result, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
 use crate::sketch::Listeners;
 use crate::snapshot::HostAddresses;
-use gate::Gate;
+use gate::{Gate, at_places};
 use rules::FakeRulesPort;
 
 /// A port, or the state behind it, and the failures that are injected before it.
@@ -109,17 +109,11 @@ impl Ipvs for Gated<IpvsPort> {
             let refused = operations.iter().enumerate().filter(|(_, operation)| is_refused(operation));
             let (places, allowed): (Vec<usize>, Vec<&Operation>) =
                 operations.iter().copied().enumerate().filter(|(_, operation)| !is_refused(operation)).unzip();
-            let mut failures: ItemFailures = refused
-                .map(|(index, operation)| {
-                    let kind = objection.map_or(PortErrorKind::Other, |(_, kind)| kind);
-                    ItemFailure { index, error: PortError::new(kind, format_args!("{operation}: refused for a test")) }
-                })
-                .collect();
-            for failure in self.inner.run(&allowed) {
-                if let Some(index) = places.get(failure.index).copied() {
-                    failures.push(ItemFailure { index, ..failure });
-                }
-            }
+            let mut failures = at_places(self.inner.run(&allowed), &places);
+            failures.extend(refused.map(|(index, operation)| {
+                let kind = objection.map_or(PortErrorKind::Other, |(_, kind)| kind);
+                (index, PortError::new(kind, format_args!("{operation}: refused for a test")))
+            }));
             failures
         })
     }

@@ -255,11 +255,11 @@ impl ConntrackPort {
         };
         let classify = |errno: Errno| (errno != Errno::ENOENT).then(|| super::error::errno_kind(errno.0));
         let failures = self.connection.batch(flows.len(), send, |_| DOING.to_owned(), classify);
-        match failures.first() {
+        match failures.values().next() {
             None => Ok(()),
             Some(first) => {
-                let message = format!("{} ({} of {})", first.error, failures.len(), flows.len());
-                Err(PortError::new(first.error.kind(), message))
+                let message = format!("{first} ({} of {})", failures.len(), flows.len());
+                Err(PortError::new(first.kind(), message))
             }
         }
     }

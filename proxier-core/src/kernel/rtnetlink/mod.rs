@@ -64,12 +64,11 @@ fn kind_of(errno: Errno) -> PortErrorKind {
 
 /// Says what to do where a device has no IPv6: by the kernel's answer, a permission is missing.
 fn with_advice(mut failures: ItemFailures, device: &str) -> ItemFailures {
-    for failure in failures.iter_mut().filter(|failure| failure.error.kind() == PortErrorKind::Unavailable) {
+    for error in failures.values_mut().filter(|error| error.kind() == PortErrorKind::Unavailable) {
         let message = format!(
-            "{}; device {device} has no IPv6: set net.ipv6.conf.{device}.disable_ipv6 to 0, or no Service is served by IPv6",
-            failure.error
+            "{error}; device {device} has no IPv6: set net.ipv6.conf.{device}.disable_ipv6 to 0, or no Service is served by IPv6"
         );
-        failure.error = PortError::new(PortErrorKind::Unavailable, message);
+        *error = PortError::new(PortErrorKind::Unavailable, message);
     }
     failures
 }

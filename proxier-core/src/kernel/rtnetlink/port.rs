@@ -146,7 +146,7 @@ impl Links for LinksPort {
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
         if addresses.is_empty() {
-            return Vec::new();
+            return ItemFailures::new();
         }
         let doing = |index: usize| {
             addresses.get(index).map_or_else(String::new, |address| format!("adding address {address} to {device}"))
@@ -165,7 +165,7 @@ impl Links for LinksPort {
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
         if addresses.is_empty() {
-            return Vec::new();
+            return ItemFailures::new();
         }
         let doing = |index: usize| {
             addresses.get(index).map_or_else(String::new, |address| format!("deleting address {address} of {device}"))
@@ -173,7 +173,7 @@ impl Links for LinksPort {
         let index = match self.find(device) {
             Ok(Some(link)) => link.index,
             // A device that does not exist has no addresses.
-            Ok(None) => return Vec::new(),
+            Ok(None) => return ItemFailures::new(),
             Err(error) => return all(addresses.len(), &error),
         };
         let as_ours = |address: &IpAddr| (*address, if address.is_ipv4() { 32 } else { 128 });
@@ -181,17 +181,16 @@ impl Links for LinksPort {
         let delete = |connection: &mut Connection| address::delete(connection, index, &wanted);
         let mut failures = self.connection.batch(addresses.len(), delete, doing, |errno| Some(kind_of(errno)));
         // It does not exist, or another program added this IPv6 address with another prefix length.
-        let absent = |failure: &crate::ports::ItemFailure| failure.error.kind() == PortErrorKind::NotFound;
-        let odd = failures.iter().filter(|failure| absent(failure)).filter_map(|failure| addresses.get(failure.index));
+        let absent = |error: &PortError| error.kind() == PortErrorKind::NotFound;
+        let odd = failures.iter().filter(|(_, error)| absent(error)).filter_map(|(index, _)| addresses.get(*index));
         let odd: Vec<IpAddr> = odd.copied().filter(IpAddr::is_ipv6).collect();
-        failures.retain(|failure| !absent(failure));
+        failures.retain(|_, error| !absent(error));
         if !odd.is_empty()
             && let Err(error) = self.unbind_by_prefix(index, &odd)
         {
             let place = |address| addresses.iter().position(|wanted| *wanted == address);
             let failed = odd.into_iter().filter_map(place);
-            failures.extend(failed.map(|index| crate::ports::ItemFailure { index, error: error.clone() }));
-            failures.sort_by_key(|failure| failure.index);
+            failures.extend(failed.map(|index| (index, error.clone())));
         }
         failures
     }

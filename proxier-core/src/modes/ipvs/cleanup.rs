@@ -178,7 +178,7 @@ fn delete_virtual_servers(
 ) -> bool {
     let operations: Vec<_> = keys.map(ipvs::Operation::DeleteVirtualServer).collect();
     let mut failures = ports.ipvs.run(&operations.iter().collect::<Vec<_>>());
-    failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
+    failures.retain(|_, error| error.kind() != PortErrorKind::NotFound);
     let is_done = failures.is_empty();
     let mut operations: Vec<_> = operations.iter().map(|of| Operation::Server(of, None)).collect();
     cleaned.applied.record(&mut operations, failures, &Names::NONE);

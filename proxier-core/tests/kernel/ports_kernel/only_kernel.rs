@@ -22,7 +22,7 @@ fn bound_addresses_are_local() {
         let mut world = Kernel::new();
         let links = world.ports().links;
         links.create_device(DEVICE).unwrap();
-        assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1"])), []);
+        assert_eq!(links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1"])), [].into());
         assert!(run("ip", "-br link show kube-ipvs0").contains("DOWN"));
         assert_eq!(
             run("ip", "-br address show kube-ipvs0").split_whitespace().skip(2).collect::<Vec<_>>(),
@@ -54,7 +54,7 @@ fn addresses_with_another_prefix_are_unbound() {
         run("ip", "address add fd00::2/128 dev kube-ipvs0 nodad");
         let found = &world.ports().links.addresses().unwrap().interfaces[DEVICE];
         assert_eq!(found.len(), 3);
-        assert_eq!(world.ports().links.unbind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "fd00::9"])), []);
+        assert_eq!(world.ports().links.unbind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "fd00::9"])), [].into());
         assert_eq!(world.devices()[DEVICE], [ip("fd00::2")].into());
     });
 }
@@ -68,7 +68,7 @@ fn a_device_without_ipv6() {
         ports.sysctls.set("net/ipv6/conf/kube-ipvs0/disable_ipv6", "1").unwrap();
         let failures = ports.links.bind(DEVICE, &ips(&["10.96.0.1", "fd00::1", "10.96.0.2"]));
         assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
-        let said = failures[0].error.to_string();
+        let said = failures[&1].to_string();
         assert!(said.contains("set net.ipv6.conf.kube-ipvs0.disable_ipv6 to 0"), "{said}");
         assert_eq!(world.devices()[DEVICE].len(), 2);
     });
@@ -128,7 +128,7 @@ fn changes_are_heard() {
         assert_eq!(changes.addresses, one(DEVICE, "10.96.0.2", Presence::Gone));
         assert_eq!(changes.came, [ip("10.96.0.2")].into());
 
-        assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.3", "fd00::3"])), []);
+        assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.3", "fd00::3"])), [].into());
         let both = |changes: &Changes| changes.addresses.get(DEVICE).is_some_and(|addresses| addresses.len() == 2);
         assert!(both(&heard(&mut monitor, both)));
         run("ip", "link del kube-ipvs0");
@@ -160,8 +160,8 @@ fn too_many_changes_are_noticed() {
         let all: Vec<IpAddr> =
             (0..2000_u16).map(|number| ip(&format!("10.96.{}.{}", number / 250, number % 250))).collect();
         for _ in 0..8 {
-            assert_eq!(world.ports().links.bind(DEVICE, &all), []);
-            assert_eq!(world.ports().links.unbind(DEVICE, &all), []);
+            assert_eq!(world.ports().links.bind(DEVICE, &all), [].into());
+            assert_eq!(world.ports().links.unbind(DEVICE, &all), [].into());
         }
         assert!(monitor.drain().unwrap().overflowed);
         run("ip", "address add 10.97.0.1/32 dev kube-ipvs0");
@@ -236,7 +236,7 @@ fn whole_networks_are_local() {
     kernel_test(&[Need::Root], || {
         let mut world = Kernel::new();
         let networks: [Network; 2] = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/108".parse().unwrap()];
-        assert_eq!(world.ports().routes.add(RouteOwner::Userspace, &networks.map(LocalRoute::new)), []);
+        assert_eq!(world.ports().routes.add(RouteOwner::Userspace, &networks.map(LocalRoute::new)), [].into());
         assert!(
             run("ip", "route show table local").contains("local 10.96.0.0/12 dev lo proto 118 scope host metric 118")
         );
@@ -245,7 +245,7 @@ fn whole_networks_are_local() {
             let route = run("ip", &format!("route get {address}"));
             assert!(route.starts_with(&format!("local {address} ")) && route.contains(" dev lo "), "{route}");
         }
-        assert_eq!(world.ports().routes.delete(RouteOwner::Userspace, &networks[..1]), []);
+        assert_eq!(world.ports().routes.delete(RouteOwner::Userspace, &networks[..1]), [].into());
         assert!(UdpSocket::bind("10.96.1.2:0").is_err());
     });
 }
@@ -259,7 +259,7 @@ fn a_host_without_ipv6_has_routes_of_ipv4() {
         let networks: [Network; 2] = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
         let failures = ports.routes.add(RouteOwner::Userspace, &networks.map(LocalRoute::new));
         assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
-        assert!(failures[0].error.to_string().contains("set net.ipv6.conf.lo.disable_ipv6 to 0"), "{failures:?}");
+        assert!(failures[&1].to_string().contains("set net.ipv6.conf.lo.disable_ipv6 to 0"), "{failures:?}");
         assert_eq!(ports.routes.networks(RouteOwner::Userspace).unwrap().len(), 1);
     });
 }
@@ -272,7 +272,7 @@ fn lost_routes_are_heard() {
         let networks = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
         let mut monitor = Monitor::open().unwrap();
         for owner in RouteOwner::ALL {
-            assert_eq!(world.ports().routes.add(owner, &networks.map(LocalRoute::new)), []);
+            assert_eq!(world.ports().routes.add(owner, &networks.map(LocalRoute::new)), [].into());
         }
         assert!(!monitor.drain().unwrap().bound_routes, "they came");
         run("ip", "route add local 10.96.0.0/12 dev lo proto 120 metric 120 table local");

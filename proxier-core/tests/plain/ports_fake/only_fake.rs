@@ -51,7 +51,7 @@ fn a_process_dies_while_it_replaces_a_set() {
     for survived in 0..20 {
         let mut kernel = FakeKernel::new();
         kernel.create_set("create KUBE-CLUSTER-IP hash:ip,port maxelem 64");
-        assert_eq!(kernel.ports().sets.add(SET, &wanted[..20]), []);
+        assert_eq!(kernel.ports().sets.add(SET, &wanted[..20]), [].into());
         kernel.crash_after(survived);
         let outcome = kernel.ports().sets.replace(SET, &wanted);
         assert_eq!(outcome.is_err(), kernel.has_crashed());
@@ -82,7 +82,7 @@ fn what_is_missing_is_unavailable_and_the_rest_goes_on() {
     ports.sets.create(SET, 1).unwrap();
     // The module is loaded later, and removed while a connection is open.
     kernel.ipvs().set_present(true);
-    assert_eq!(kernel.ports().ipvs.run(&servers), []);
+    assert_eq!(kernel.ports().ipvs.run(&servers), [].into());
     kernel.ipvs().set_present(false);
     assert_eq!(kernel.ports().ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
     kernel.ipvs().set_present(true);

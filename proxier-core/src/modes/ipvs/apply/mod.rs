@@ -27,7 +27,7 @@ use crate::plan::operation::{Operation, SetIn, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part};
 use crate::ports::{
-    ItemFailure, ItemFailures, LocalRoute, NamedSet, PortError, PortErrorKind, Ports, Result, SetKey, SetKind, Sets,
+    ItemFailures, LocalRoute, NamedSet, PortError, PortErrorKind, Ports, Result, SetKey, SetKind, Sets,
 };
 use crate::service::Desired;
 use crate::snapshot::is_usable_by_service;
@@ -304,17 +304,16 @@ impl<'a> Run<'a, '_> {
         }
         if let [Operation::Set(..), ..] = operations {
             let sets = items!(operations, Operation::Set(_, set) => set).into_iter().enumerate();
-            let create = |(index, set)| Some(ItemFailure { index, error: self.create(set, ports.sets).err()? });
+            let create = |(index, set)| Some((index, self.create(set, ports.sets).err()?));
             return sets.filter_map(create).collect();
         }
         let mut failures = call(operations, ports);
-        let is_full = |failure: &ItemFailure| failure.error.kind() == PortErrorKind::Full;
-        if let (Some(Operation::Entry(Action::Add, set, _)), true) = (operations.first(), failures.iter().any(is_full))
-        {
+        let is_full = failures.values().any(|error| error.kind() == PortErrorKind::Full);
+        if let (Some(Operation::Entry(Action::Add, set, _)), true) = (operations.first(), is_full) {
             let elements = items!(operations, Operation::Entry(_, _, element) => element);
             match self.replace(set.0, &elements, ports.sets) {
                 Ok(_) => failures.clear(),
-                Err(error) => failures.iter_mut().for_each(|failure| failure.error = error.clone()),
+                Err(error) => failures.values_mut().for_each(|failure| *failure = error.clone()),
             }
         }
         failures

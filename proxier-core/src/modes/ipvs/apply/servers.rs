@@ -14,7 +14,7 @@ use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::pack::Gather as _;
 use crate::plan::operation::{Operation as PlanOperation, items};
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, SetKey, SetKind};
+use crate::ports::{Ipvs, ItemFailures, PortError, PortErrorKind, SetKey, SetKind};
 use crate::service::Frontend;
 
 impl Run<'_, '_> {
@@ -28,14 +28,13 @@ impl Run<'_, '_> {
             }
         }
         let mut failures = ipvs.run(&operations);
-        failures.sort_by_key(|failure| failure.index);
         let mut wholes = BTreeMap::new();
-        failures.retain_mut(|failure| {
-            let Some(operation) = operations.get(failure.index) else { return true };
-            let (key, kind) = (operation.virtual_server(), failure.error.kind());
+        failures.retain(|index, failure| {
+            let Some(operation) = operations.get(*index) else { return true };
+            let (key, kind) = (operation.virtual_server(), failure.kind());
             let is_contradiction = matches!(kind, PortErrorKind::AlreadyExists | PortErrorKind::NotFound);
             if is_contradiction && self.lacking.contains_key(&key) {
-                failure.error = not_without_virtual_server(&key);
+                *failure = not_without_virtual_server(&key);
                 return true;
             }
             self.effects.is_surprised |= is_contradiction && !wholes.contains_key(&key);
@@ -58,18 +57,18 @@ impl Run<'_, '_> {
                         // By now the kernel takes it.
                         return false;
                     } else {
-                        failure.error = until_then(&failure.error);
+                        *failure = until_then(failure);
                     }
                 }
                 (_, Some(usual)) if ipvs.run(&[&Operation::UpdateVirtualServer(usual)]).is_empty() => {
-                    failure.error = until_then(&failure.error);
+                    *failure = until_then(failure);
                 }
                 (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), _) => {}
                 _ if is_contradiction && self.wanted.has_server(&key) => {
                     let refused = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
                     let of = |subject| refused.iter().find(|(of, _)| *of == subject);
                     if let Some((_, error)) = of(Subject::VirtualServer(key)).or_else(|| of(operation.subject())) {
-                        failure.error = error.clone();
+                        *failure = error.clone();
                         return true;
                     }
                 }
@@ -181,7 +180,7 @@ fn write_all(key: VirtualServerKey, server: &Server, ipvs: &mut dyn Ipvs) -> Vec
     let add = Operation::AddVirtualServer(VirtualServer { key, config: server.config });
     let add: Vec<Operation> = iter::once(add).chain(reals).collect();
     let (mut change, mut refused) = (Vec::new(), Vec::new());
-    for ItemFailure { index, error } in ipvs.run(&add.iter().collect::<Vec<_>>()) {
+    for (index, error) in ipvs.run(&add.iter().collect::<Vec<_>>()) {
         match (add.get(index), error.kind()) {
             (Some(Operation::AddVirtualServer(server)), PortErrorKind::AlreadyExists) => {
                 change.push(Operation::UpdateVirtualServer(*server));
@@ -192,7 +191,7 @@ fn write_all(key: VirtualServerKey, server: &Server, ipvs: &mut dyn Ipvs) -> Vec
             (operation, _) => refused.extend(operation.map(|operation| (operation.subject(), error))),
         }
     }
-    for ItemFailure { index, error } in ipvs.run(&change.iter().collect::<Vec<_>>()) {
+    for (index, error) in ipvs.run(&change.iter().collect::<Vec<_>>()) {
         refused.extend(change.get(index).map(|operation| (operation.subject(), error)));
     }
     refused
