@@ -8,17 +8,18 @@ use std::time::Duration;
 use nftables::expr::{CmpOp, DynSetOp, FibFlags, FibResult, NatFlags, NumgenKind};
 use nftables::{
     ChainType, CtState, Expression, Hook, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey,
-    SetReference, Table, TableFlags, TableKey, Value, Verdict,
+    SetReference, Table, TableFlags, TableKey, Transaction, Value, Verdict,
 };
 
 use super::lower::{SetName, number};
-use super::pick::{Clients, Draw, Marks, Pick, SEED, SharedChain, Slot, Split, first, slot_number, tickets};
+use super::pick::{Affinity, Clients, Draw, Marks, Pick, SEED, SharedChain, Slot, Split, first, slot_number, tickets};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::networks::PodTraffic;
-use crate::modes::shared::nft::{COMMENT, RTN_LOCAL, no_fields, of_pods, rejections};
+use crate::modes::shared::nft::{self, COMMENT, RTN_LOCAL, no_fields, of_pods, rejections};
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
-use crate::modes::shared::table::{self, ChainRules, Layout as _};
+use crate::modes::shared::table::{self, ChainRules, Fate, Layout as _, write_layout};
 use crate::net::{Family, Network, Protocol};
+use crate::ports::{Result, Tables};
 use crate::service::NodeFacts;
 
 /// Chain: clients are refused.
@@ -376,4 +377,40 @@ impl table::Layout for Layout {
         ];
         all.into_iter().chain(localhost).collect()
     }
+}
+
+/// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, without
+/// creating any. One check is enough if all pass. The kernel loads the modules that it needs for that.
+///
+/// # Errors
+/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
+pub fn trials(
+    families: impl IntoIterator<Item = Family>,
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Vec<(Family, Result<()>)> {
+    nft::trials(families, tables, |transaction, family, name| {
+        let table = TableKey { family: family.into(), name: name.clone() };
+        add_everything(transaction, &Layout::of_table(table, family, facts));
+    })
+}
+
+/// Adds a family's table with everything that it may have.
+fn add_everything(transaction: &mut Transaction, layout: &Layout) {
+    let mut sets: Vec<Set> = Vec::new();
+    let mut chains = layout.chains();
+    for draw in [Draw::Random, Draw::Sticky(Affinity { secs: 10, width: 1 })] {
+        let pick = Pick { marks: Marks::Everything, is_local: false, most: 1, draw };
+        if pick.has_set() {
+            chains.push(layout.services([pick]));
+        }
+        let split = Split { anywhere: Some(pick), only_here: Some(pick) };
+        for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
+            sets.extend(
+                layout.entering_set(&chain).into_iter().chain(chain.clients().map(|of| layout.clients_set(of))),
+            );
+            chains.push(layout.regular(&chain.to_string(), layout.rules(&chain)));
+        }
+    }
+    write_layout(transaction, (Fate::Make, false), layout, sets, &chains);
 }

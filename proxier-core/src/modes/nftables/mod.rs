@@ -39,13 +39,12 @@ mod observed;
 mod pick;
 mod plan;
 mod slots;
-mod trial;
 
 pub use cleanup::list_kube_proxy;
 pub(crate) use cleanup::{
     cleanup, cleanup_kube_proxy, served, served_by_kube_proxy, served_by_others, unrecognised_tables,
 };
+pub use layout::trials;
 pub(crate) use mode::Mode;
 pub(crate) use observed::rejected_at_localhost;
 pub(crate) use observed::{inspect, list_frontends};
-pub use trial::trials;
