@@ -1,11 +1,9 @@
 //! Tracked connections.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use ipvs::model::Protocol;
 
-use crate::net::Family;
 use crate::ports::UdpServices;
 
 /// A tracked connection, seen from the client.
@@ -31,20 +29,10 @@ impl Flow {
     pub fn tcp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
         Flow { protocol: Protocol::Tcp, client, destination, endpoint }
     }
-}
 
-/// Whether it has this protocol and is not answered by any of the listed endpoints.
-fn is_stale(flow: &Flow, protocol: Protocol, services: &UdpServices) -> bool {
-    flow.protocol == protocol
-        && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint))
-}
-
-pub(super) fn find_udp(flows: &BTreeSet<Flow>, services: &UdpServices) -> BTreeSet<SocketAddr> {
-    flows.iter().filter(|flow| is_stale(flow, Protocol::Udp, services)).map(|flow| flow.destination).collect()
-}
-
-pub(super) fn forget(flows: &mut BTreeSet<Flow>, protocol: Protocol, family: Family, services: &UdpServices) -> usize {
-    let before = flows.len();
-    flows.retain(|flow| Family::of(flow.destination.ip()) != family || !is_stale(flow, protocol, services));
-    before.saturating_sub(flows.len())
+    /// Whether it has this protocol, and none of the endpoints listed for its destination answers it.
+    pub(super) fn is_stale(&self, protocol: Protocol, services: &UdpServices) -> bool {
+        self.protocol == protocol
+            && services.get(&self.destination).is_some_and(|endpoints| !endpoints.contains(&self.endpoint))
+    }
 }

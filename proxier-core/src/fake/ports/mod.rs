@@ -23,7 +23,7 @@ use ipvs::{Operation, VirtualServerKey};
 use nftables::{TableKey, TableSnapshot};
 
 use super::Parts;
-use super::conntrack::{Flow, find_udp, forget};
+use super::conntrack::Flow;
 use super::control::Call;
 use super::links::LinksAndRoutes;
 use super::shared::Shared;
@@ -285,12 +285,20 @@ fn family_of(table: &TableKey) -> Option<Family> {
 
 impl Conntrack for Gated<Shared<BTreeSet<Flow>>> {
     fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize> {
-        let forget = || Ok(forget(&mut self.inner.lock(), protocol.into(), family, services));
-        self.gate.call(Call::ConntrackForgetFlows, None, forget)
+        self.gate.call(Call::ConntrackForgetFlows, None, || {
+            let is_of_family = |flow: &Flow| Family::of(flow.destination.ip()) == family;
+            let mut flows = self.inner.lock();
+            let before = flows.len();
+            flows.retain(|flow| !is_of_family(flow) || !flow.is_stale(protocol.into(), services));
+            Ok(before.saturating_sub(flows.len()))
+        })
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>> {
-        self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.inner.lock(), services)))
+        self.gate.call(Call::ConntrackFindUdp, None, || {
+            let (udp, flows) = (ipvs::model::Protocol::Udp, self.inner.lock());
+            Ok(flows.iter().filter(|flow| flow.is_stale(udp, services)).map(|flow| flow.destination).collect())
+        })
     }
 }
 
