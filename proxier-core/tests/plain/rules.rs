@@ -73,51 +73,44 @@ fn settings_of_masquerading() {
     let networks =
         |texts: &[&str]| LocalTraffic::ClusterCidrs(texts.iter().map(|text| text.parse().unwrap()).collect());
     let name = |name| InterfaceName::new(name).unwrap();
-    let good = [
-        (json!({}), LocalTraffic::default()),
-        (json!({"clusterCIDR": "10.244.0.0/16"}), networks(&["10.244.0.0/16"])),
-        (json!({"clusterCIDR": "10.244.0.0/16,fd00:244::/56"}), networks(&["10.244.0.0/16", "fd00:244::/56"])),
-        (json!({"clusterCIDR": "fd00:244::/56, 10.244.0.0/16"}), networks(&["fd00:244::/56", "10.244.0.0/16"])),
-        (json!({"detectLocalMode": "ClusterCIDR", "clusterCIDR": ""}), LocalTraffic::default()),
-        (json!({"detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8"}), LocalTraffic::NodeCidr),
+    let detected = |mode: &str, field: &str, name: &str| json!({"detectLocalMode": mode, "detectLocal": {field: name}});
+    for (object, local, rejected) in [
+        (json!({}), LocalTraffic::default(), None),
+        (json!({"clusterCIDR": "10.244.0.0/16"}), networks(&["10.244.0.0/16"]), None),
+        (json!({"clusterCIDR": "10.244.0.0/16,fd00:244::/56"}), networks(&["10.244.0.0/16", "fd00:244::/56"]), None),
+        (json!({"clusterCIDR": "fd00:244::/56, 10.244.0.0/16"}), networks(&["fd00:244::/56", "10.244.0.0/16"]), None),
+        (json!({"detectLocalMode": "ClusterCIDR", "clusterCIDR": ""}), LocalTraffic::default(), None),
+        (json!({"detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8"}), LocalTraffic::NodeCidr, None),
+        (detected("BridgeInterface", "bridgeInterface", "cni0"), LocalTraffic::BridgeInterface(name("cni0")), None),
         (
-            json!({"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}}),
-            LocalTraffic::BridgeInterface(name("cni0")),
-        ),
-        (
-            json!({"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali"}}),
+            detected("InterfaceNamePrefix", "interfaceNamePrefix", "cali"),
             LocalTraffic::InterfaceNamePrefix(name("cali")),
+            None,
         ),
-    ];
-    for (object, local) in good {
-        let (config, rejected) = check(object.clone());
-        assert_eq!((config.local_traffic, rejected), (local, vec![]), "{object}");
-    }
-    let bad = [
-        (json!({"clusterCIDR": "10.244.0.0"}), "clusterCIDR", LocalTraffic::default()),
-        (json!({"clusterCIDR": "10.1.0.0/16,10.2.0.0/16"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
-        (json!({"clusterCIDR": "10.1.0.0/16,"}), "clusterCIDR", networks(&["10.1.0.0/16"])),
-        (json!({"detectLocalMode": "Cluster"}), "detectLocalMode", LocalTraffic::default()),
+        (json!({"clusterCIDR": "10.244.0.0"}), LocalTraffic::default(), Some("clusterCIDR")),
+        (json!({"clusterCIDR": "10.1.0.0/16,10.2.0.0/16"}), networks(&["10.1.0.0/16"]), Some("clusterCIDR")),
+        (json!({"clusterCIDR": "10.1.0.0/16,"}), networks(&["10.1.0.0/16"]), Some("clusterCIDR")),
+        (json!({"detectLocalMode": "Cluster"}), LocalTraffic::default(), Some("detectLocalMode")),
         // The cluster's CIDR does not replace it: kube-proxy does not fall back either.
         (
             json!({"detectLocalMode": "BridgeInterface", "clusterCIDR": "10.1.0.0/16"}),
-            "detectLocal.bridgeInterface",
             LocalTraffic::default(),
+            Some("detectLocal.bridgeInterface"),
         ),
         (
-            json!({"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "cali+"}}),
-            "detectLocal.interfaceNamePrefix",
+            detected("InterfaceNamePrefix", "interfaceNamePrefix", "cali+"),
             LocalTraffic::default(),
+            Some("detectLocal.interfaceNamePrefix"),
         ),
         (
-            json!({"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "br0 -j ACCEPT"}}),
-            "detectLocal.bridgeInterface",
+            detected("BridgeInterface", "bridgeInterface", "br0 -j ACCEPT"),
             LocalTraffic::default(),
+            Some("detectLocal.bridgeInterface"),
         ),
-    ];
-    for (object, field, local) in bad {
-        let (config, rejected) = check(object.clone());
-        assert_eq!((config.local_traffic, rejected), (local, vec![field.to_owned()]), "{object}");
+    ] {
+        let (config, fields) = check(object.clone());
+        let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+        assert_eq!((config.local_traffic, &*fields), (local, rejected.as_slice()), "{object}");
     }
     for (object, all, bit) in [
         (json!({}), false, 14),
