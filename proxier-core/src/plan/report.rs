@@ -309,8 +309,6 @@ pub struct Totals {
     pub endpoint_changes: u64,
     /// Passes that failed ([`Report::has_failed`]).
     pub failed_passes: u64,
-    /// Passes in which the safeguard held back deletions.
-    pub stopped_passes: u64,
     /// Failed restores of iptables rules (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
     pub restore_failures: ByFamily<u64>,
     /// Failed restores in passes for changes only
@@ -334,7 +332,6 @@ impl Totals {
 
     pub(crate) fn add(&mut self, report: &Report) {
         add(&mut self.failed_passes, report.has_failed().into());
-        add(&mut self.stopped_passes, report.stopped.is_some().into());
         let tried = report.applied.failures.iter().filter(|failure| failure.error.kind() != PortErrorKind::Skipped);
         for step in tried.map(|failure| &failure.step) {
             let Some(family) = step.family() else { continue };
