@@ -190,17 +190,19 @@ impl Side<'_> {
             let seen = kernel.generation()?;
             let asked = Instant::now();
             let address = cluster.change(number)?;
+            let answered = Instant::now();
             let end = kernel.wait(&mut proxy, PATIENCE, seen, |held| held.endpoints.contains(&address))?;
-            report.record(CHANGE, size, "ms", &self.name, ms(end - asked));
+            self.after(report, CHANGE, asked, answered, end);
         }
         for number in services..services + NEW_SERVICES {
             std::thread::sleep(2 * PAUSE);
             let seen = kernel.generation()?;
             let asked = Instant::now();
             let (service, endpoint) = cluster.add(number)?;
+            let answered = Instant::now();
             let has_it = |held: &Held| held.services.contains(&service) && held.endpoints.contains(&endpoint);
             let end = kernel.wait(&mut proxy, PATIENCE, seen, has_it)?;
-            report.record(NEW, size, "ms", &self.name, ms(end - asked));
+            self.after(report, NEW, asked, answered, end);
             std::thread::sleep(PAUSE);
             cluster.delete(number)?;
             kernel.wait(&mut proxy, PATIENCE, None, |held| !held.services.contains(&service))?;
@@ -253,6 +255,14 @@ impl Side<'_> {
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
         report.record(MISSED, size, "ms", &self.name, ms(end - proxy.started));
         self.end(proxy)
+    }
+
+    /// Records the time of a change since its first request, and since its last answer: zero if the kernel had it before.
+    fn after(&self, report: &mut Report, what: &str, asked: Instant, answered: Instant, end: Instant) {
+        let size = Some(self.live.services);
+        report.record(what, size, "ms", &self.name, ms(end - asked));
+        let side = format!("{}, from the last answer", self.name);
+        report.record(what, size, "ms", &side, ms(end.saturating_duration_since(answered)));
     }
 
     /// Ends the process. Its output must not contain a complaint.
