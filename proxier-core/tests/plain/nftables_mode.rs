@@ -526,9 +526,9 @@ fn a_refused_frontend_of_many_is_left_out() {
 /// pass or process does not mend.
 #[test]
 fn a_large_table_is_made_in_parts_that_no_packet_sees() {
-    const SERVICES: u8 = 250;
-    let endpoints: Vec<String> = (1..=8).map(|number| format!("10.244.0.{number}")).collect();
-    let serve = |node: &mut Node| node.serve_many(SERVICES, &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
+    let endpoints: Vec<String> =
+        (0..2000).map(|number| format!("10.244.{}.{}", number / 250, number % 250 + 1)).collect();
+    let serve = |node: &mut Node| node.serve_many(17, &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
     let mut undisturbed = new();
     serve(&mut undisturbed);
     undisturbed.settles();

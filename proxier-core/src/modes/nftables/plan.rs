@@ -27,8 +27,9 @@ use crate::plan::step::{Action, Names, Part, Step};
 use crate::ports::Tables;
 use crate::service::{Changes, Desired};
 
-/// Number of elements of a new table from which it gets some before the others.
-const ELEMENTS_AT_ONCE: usize = 2048;
+/// Number of elements of a new table from which it gets some before the others. Below, that saves the kernel less than
+/// a listener, which reads the table at each transaction, takes.
+const ELEMENTS_AT_ONCE: usize = 32_768;
 
 #[derive(Debug, Default)]
 pub(crate) struct NftablesPlan {
